@@ -31,33 +31,36 @@ var (
 	ErrPanic = core.ErrPanic
 )
 
-// Options are what an Agent gets from its program. Config is required, and a name of the node.
+// Options configures an Agent. Config is required, and NodeName if Config has no name.
 type Options struct {
 	Config *Config
-	// NodeName is the name of the Node object. "" means that of Config.
+	// NodeName is the name of the Node object. "" means the name in Config.
 	NodeName string
 	// Client is the API server: [kubeapi.NewClient] makes one for a rest.Config, and
-	// [kubeapi.FromREST] for a clientset. It connects in the namespace that its program chose. The Agent
-	// also writes Events with it, and removes the startup taint. If both Client and Source are nil, Config names the API server or the manifests.
+	// [kubeapi.FromREST] for a clientset. It connects in the network namespace that the program chose. The Agent
+	// also writes Events with it, and removes the startup taint. If both Client and Source are nil, Config names
+	// the API server or the manifests.
 	Client *kubeapi.Client
-	// Source, if not nil, has the objects: a cache of the program, or a test. With a Client, too, the Agent
-	// writes Events and gives no Service the address of the API server.
+	// Source, if not nil, provides the objects, for example from a cache of the program.
+	// If Client is set, too, the Agent writes Events and lets no Service take the API
+	// server's address.
 	Source Source
-	// Node is this node's object. With a Source it is required by detectLocalMode NodeCIDR.
+	// Node is this node's object. detectLocalMode NodeCIDR requires it if Source is set.
 	Node *v1.Node
 
-	// Backend opens the data plane, in place of that of Config's mode. The Agent gives it the
-	// capabilities of a [dataplane.Backend] if it has them, and closes it. Such an Agent touches neither
-	// connection tracking nor the rules of other proxies. See [Discard].
+	// Backend opens the data plane, in place of Config's mode. The Agent gives it the capabilities of a
+	// [dataplane.Backend] if it has them, and closes it. Such an Agent touches neither connection
+	// tracking nor the rules of other proxies. See [Discard].
 	Backend func(ctx context.Context, families []tracker.Family) (ruleset.Backend, error)
-	// NetNS is an open file of the network namespace to serve; nil is that of the calling thread. The Agent
-	// opens all sockets in it but those of Client. This needs CAP_SYS_ADMIN, and up to seven threads.
+	// NetNS is an open file of the network namespace to serve; nil means the calling
+	// thread's. The Agent opens all its sockets there, except Client's. This needs
+	// CAP_SYS_ADMIN, and up to seven threads.
 	NetNS *os.File
 
 	// Log receives what an operator should know. Nil discards it.
 	Log *slog.Logger
 	// Lines receives a line "synced services=2 …" for changes that are in effect, at most one a minute
-	// unless --log-every-sync is given. Nil means entries of Log.
+	// unless --log-every-sync is given. Nil means that the Agent writes these lines to Log.
 	Lines io.Writer
 	// Events, if not nil, receives the Events that Client would write.
 	Events tracker.EventSink
@@ -68,7 +71,7 @@ type Options struct {
 	// tell several Agents apart.
 	Registerer prometheus.Registerer
 	Labels     prometheus.Labels
-	// Gatherer, if not nil, has the process's metrics, which [Agent.Metrics] serves beside the Agent's own.
+	// Gatherer, if not nil, returns the process's metrics, which [Agent.Metrics] serves beside the Agent's own.
 	Gatherer prometheus.Gatherer
 
 	// Serve makes the Agent listen at the addresses of Config, healthzBindAddress and
@@ -80,30 +83,31 @@ type Options struct {
 	// Listen opens the sockets of the servers and of health-check node ports, on a thread in the network
 	// namespace. Nil means [net.ListenConfig.Listen]. See [ListenNowhere].
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
-	// Files is how many files the Agent may open for objects and clients. 0 means as many as the
+	// Files is the number of files that the Agent may open for objects and clients. 0 means as many as the
 	// process may open (RLIMIT_NOFILE), which is too many for several Agents.
 	Files uint64
-	// SocketLB is the data plane of --socket-lb, which package sockets has. With the zero value the Agent
+	// SocketLB is the data plane of --socket-lb, from package sockets. With the zero value the Agent
 	// refuses that flag, and leaves the programs of an earlier run.
 	SocketLB SocketLB
-	// Tune makes Run set the kernel's parameters of connection tracking, which concern the machine. The
-	// data planes of modes iptables and ipvs set those that they need in their network namespace.
+	// Tune makes Run set the kernel's connection-tracking parameters, which apply to the
+	// whole machine. The data planes of modes iptables and ipvs set the parameters of
+	// their network namespace.
 	Tune bool
 	// Reload, if not nil, is called when the configuration in --config's file has changed and is valid.
 	// Nil ends Run with [ErrConfigChanged].
 	Reload func()
 }
 
-// SocketLB is a data plane that stands before that of the mode. LB of package sockets returns one.
+// SocketLB is a data plane in front of the mode's. LB of package sockets returns one.
 type SocketLB = core.SocketLB
 
 // Agent is the Service proxy of one node.
 type Agent struct{ core *core.Agent }
 
-// New returns an Agent. It checks the configuration, the kernel and the privileges, and opens what can
-// fail, but changes no rule and no parameter. An error wraps [ErrConfig], or
-// [dataplane.ErrUnsupported], or is about the API server or a file. [Agent.Run] or [Agent.Close] must
-// be called.
+// New returns an Agent. It checks the configuration, the kernel and the privileges, and opens
+// everything that may fail to open, but changes no rule and no parameter. An error wraps [ErrConfig],
+// or [dataplane.ErrUnsupported], or is about the API server or a file. The caller must call [Agent.Run] or
+// [Agent.Close].
 //
 // New waits for the Node object with detectLocalMode NodeCIDR, until ctx ends.
 func New(ctx context.Context, o Options) (*Agent, error) {
@@ -170,18 +174,17 @@ func foreign(name string, open func(context.Context, []tracker.Family) (ruleset.
 }
 
 // Run keeps the data plane in agreement with the objects until ctx ends, and returns nil then. It
-// leaves the rules in place, and nothing else. It returns an error if only a new Agent can go on, such as
-// [ErrConfigChanged], a server that cannot listen under bindAddressHardFail, or [ErrPanic]. Run must be
-// called once.
+// leaves the rules in place, and nothing else. It returns an error after which only a new Agent can continue, such as
+// [ErrConfigChanged], a server that cannot listen under bindAddressHardFail, or [ErrPanic]. Run must be called once.
 func (a *Agent) Run(ctx context.Context) error { return a.core.Run(ctx) }
 
-// Close releases what New opened, if Run is not called.
+// Close releases the resources that New opened, if Run is not called.
 func (a *Agent) Close() { a.core.Close() }
 
 // Synced is closed when the rules are in effect for the first time.
 func (a *Agent) Synced() <-chan struct{} { return a.core.InEffect() }
 
-// Health returns what /healthz and /livez answer, for a program with probes of its own.
+// Health returns the answers of /healthz and /livez, for a program with probes of its own.
 func (a *Agent) Health() *health.Proxy { return a.core.Health() }
 
 // Healthz serves /healthz, /livez and /readyz.
@@ -191,9 +194,10 @@ func (a *Agent) Healthz() http.Handler { return a.core.HealthzHandler() }
 // /flagz and /statusz.
 func (a *Agent) Metrics() http.Handler { return a.core.MetricsHandler() }
 
-// Explain returns what must happen to the first packet of a connection, by which rule, and
-// where the kernel sends it. found is nil if the mode has no rules in the kernel. If p has no
-// NodeAddresses, Explain uses the node's addresses that the agent knows.
+// Explain returns v, the required treatment of a connection's first packet and the rule
+// behind it, and found, the kernel's destination. found is nil if the mode has no rules
+// in the kernel. If p has no NodeAddresses, Explain uses the node's addresses that the
+// agent knows.
 func (a *Agent) Explain(ctx context.Context, p ruleset.Packet) (v ruleset.Verdict, found *dataplane.Found, err error) {
 	return a.core.Explain(ctx, p)
 }

@@ -43,9 +43,9 @@ func ParseArgs(args []string, read func(string) ([]byte, error)) (*Config, error
 	return parse(args, read)
 }
 
-// FromKubeProxy returns the Config of kube-proxy's configuration type, to which it applies the
-// defaults. Null, 0, false and "" are the same as a missing field, as in a file. args are flags that
-// the type has no fields for, such as --budget.
+// FromKubeProxy applies the defaults to a configuration of kube-proxy and returns its
+// Config. Null, 0, false and "" are the same as a missing field, as in a file. args are
+// flags without a field in the type, such as --budget.
 func FromKubeProxy(k *v1alpha1.KubeProxyConfiguration, args ...string) (*Config, error) {
 	text, err := config.Encode(k)
 	if err != nil {
@@ -98,8 +98,8 @@ func ofProcess(f *pflag.Flag) bool {
 
 // Flags are the flags of an agent in the flag set of a program.
 type Flags struct {
-	// AsKubeProxy reports that the program was called as kube-proxy, whose default mode is another:
-	// Config.Notes then says so.
+	// AsKubeProxy reports that the program was called as kube-proxy, which has another
+	// default mode. Config.Notes then reports that.
 	AsKubeProxy bool
 	// Network is the default of --network-name.
 	Network string

@@ -18,12 +18,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Source hands in all objects, calls [Objects.Synced], and hands in changes until ctx ends. It returns
+// Source passes all objects to Objects, calls [Objects.Synced], and passes changes until ctx ends. It returns
 // an error only if it cannot go on; the error of ctx does not count.
 type Source func(ctx context.Context, to *Objects) error
 
-// Objects receives the objects of a [Source]. Its methods are safe for concurrent use. Objects that
-// it received must not be changed. It ignores nil, and logs the first.
+// Objects receives the objects of a [Source]. Its methods are safe for concurrent use.
+// The caller must not change an object afterwards. Objects ignores nil, and logs the
+// first nil.
 type Objects struct {
 	w   *objects.World
 	nil sync.Once
@@ -40,33 +41,33 @@ func handIn[T any](to *Objects, o *T, f func(*T)) {
 	objects.Guarded(to.w, f)(o)
 }
 
-// SetService hands in a new or changed Service.
+// SetService adds or replaces a Service.
 func (o *Objects) SetService(s *v1.Service) { handIn(o, s, o.w.SetService) }
 
-// DeleteService is for a Service that is gone.
+// DeleteService removes a Service.
 func (o *Objects) DeleteService(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteService)(n) }
 
-// SetSlice hands in a new or changed EndpointSlice.
+// SetSlice adds or replaces an EndpointSlice.
 func (o *Objects) SetSlice(s *discovery.EndpointSlice) { handIn(o, s, o.w.SetSlice) }
 
-// DeleteSlice is for an EndpointSlice that is gone.
+// DeleteSlice removes an EndpointSlice.
 func (o *Objects) DeleteSlice(n types.NamespacedName) { objects.Guarded(o.w, o.w.DeleteSlice)(n) }
 
-// SetNode hands in this node's object. Other Nodes are ignored.
+// SetNode sets this node's object. It ignores other Nodes.
 func (o *Objects) SetNode(n *v1.Node) { handIn(o, n, o.w.SetNode) }
 
-// DeleteNode is for this node's object if it is gone.
+// DeleteNode removes this node's object.
 func (o *Objects) DeleteNode() {
 	objects.Guarded(o.w, func(struct{}) { o.w.DeleteNode() })(struct{}{})
 }
 
-// SetServiceCIDR hands in a new or changed ServiceCIDR.
+// SetServiceCIDR adds or replaces a ServiceCIDR.
 func (o *Objects) SetServiceCIDR(c *networking.ServiceCIDR) { handIn(o, c, o.w.SetServiceCIDR) }
 
-// DeleteServiceCIDR is for a ServiceCIDR that is gone.
+// DeleteServiceCIDR removes a ServiceCIDR.
 func (o *Objects) DeleteServiceCIDR(name string) { objects.Guarded(o.w, o.w.DeleteServiceCIDR)(name) }
 
-// Synced reports that all objects that exist at the start were handed in. Before, no rule changes.
+// Synced marks the initial objects as complete. Until then the Agent changes no rule.
 func (o *Objects) Synced() {
 	o.w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }

@@ -40,8 +40,8 @@ func Cleanup(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) e
 }
 
 // SetParameters sets all parameters of the kernel that an Agent with this configuration needs, in a
-// network namespace, nil for that of the calling thread. An Agent then needs no writable /proc/sys.
-// It reports whether the mode needs any.
+// network namespace, nil for the calling thread's. An Agent then needs no writable /proc/sys. It
+// reports whether the mode needs any.
 func SetParameters(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) (needed bool, err error) {
 	cfg, o := node(c, netns, log)
 	m, err := modes.Find(modes.All(cfg), cfg.Mode)
@@ -65,8 +65,7 @@ func SetParameters(ctx context.Context, c *Config, netns *os.File, log *slog.Log
 }
 
 // LoadModules loads the modules of the kernel that are not loaded on demand: those of iptables-legacy.
-// A program that gives up CAP_SYS_MODULE calls it before. It is for the network namespace of the
-// calling thread.
+// A program that drops CAP_SYS_MODULE calls it first. It applies to the calling thread's network namespace.
 func LoadModules(ctx context.Context, c *Config, log *slog.Logger) {
 	cfg, o := node(c, nil, log)
 	if m, err := modes.Find(modes.All(cfg), cfg.Mode); err == nil {

@@ -1,14 +1,15 @@
-// Announcer is an agent with a speaker: it forwards by nftables, and says which load-balancer IPs its
-// node serves, and which external IPs in the ranges of -external-ips. It is for authors of network plugins that announce Services by BGP or ARP. Here the speaker
-// prints what it would say, one line for each change:
+// Announcer is an agent with a speaker: it forwards by nftables, and reports the
+// load-balancer IPs that its node serves, and the external IPs in the ranges of
+// -external-ips. It is for authors of network plugins that announce Services by BGP or
+// ARP. Here the speaker prints its announcements, one line for each change:
 //
 //	announce 203.0.113.1 shop/web
 //	withdraw 203.0.113.1
 //
 // A [follower] decides, after the rules are in effect. With policy Local, the address of a node whose last
-// endpoint terminates is withdrawn, while its rules still serve what arrives.
+// endpoint terminates is withdrawn, while its rules still serve the packets that arrive.
 //
-// Announcer has the least around it: see examples/minimal for health checks, metrics, Events and repair.
+// Announcer leaves out the rest of an agent: see examples/minimal for health checks, metrics, Events and repair.
 package main
 
 import (

@@ -1,9 +1,9 @@
 //go:build linux
 
 // Bpfmaps is a data plane of three BPF maps, for authors of XDP and tc programs. It follows the API server and
-// keeps the maps up to date; a program that is attached elsewhere, by its author, reads them. It is
-// the shortest way from Services to maps: package ruleset/driver has the order of writes, numbers for pools, slots without
-// gaps, and what a restart finds.
+// keeps the maps up to date; an XDP or tc program that its author attaches reads them. It is the shortest way
+// from Services to maps: package ruleset/driver orders writes, numbers pools, fills slots without gaps, and
+// adopts the maps after a restart.
 //
 //	bpfmaps --node node-a --pin /sys/fs/bpf/lb
 //
@@ -20,8 +20,7 @@
 // Two things are easily done wrong here:
 //   - The number of a pool must survive a restart, because packets use it while a new process compares the
 //     maps. [ruleset.Port].ID does not survive; [driver.Numbered] reads the numbers from a map of names.
-//   - The size belongs into the entry of the frontend. A program that counts slots itself meets the
-//     moment between two writes.
+//   - The size belongs in the entry of the frontend. A program that counts slots itself may run between two writes.
 package main
 
 import (
@@ -136,8 +135,9 @@ const (
 	drop
 )
 
-// maxPools is the number of pools, twice it that of frontends, and 16 times that of endpoints for which the maps
-// have room. A Service that does not fit fails alone, and is retried.
+// maxPools is the number of pools for which the maps have room. They hold twice as many
+// frontends, and 16 times as many endpoints. A Service that does not fit fails alone, and
+// is retried.
 const maxPools = 1 << 16
 
 type maps struct{ frontends, backends, names *ebpf.Map }

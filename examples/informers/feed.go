@@ -34,14 +34,14 @@ type Config struct {
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
 	// caller must mark tracker.KindNodes as synced.
 	Node string
-	// Engine, if not nil, gets the ranges of all ServiceCIDRs ([ruleset.Engine.SetServiceCIDRs]). An
-	// API server without ServiceCIDRs (before Kubernetes 1.33), or one that forbids to read them, is
-	// logged once.
+	// Engine, if not nil, gets the ranges of all ServiceCIDRs
+	// ([ruleset.Engine.SetServiceCIDRs]). Feed logs once that the API server has no
+	// ServiceCIDRs (before Kubernetes 1.33) or forbids reading them.
 	Engine *ruleset.Engine
-	// NodeInfo, if not nil, returns what the tracker gets for the followed Node, and for nil after the Node
-	// is deleted: for addresses that the Node does not have, for example. Its result
-	// should have the Node's name. Nil means
-	// [tracker.NodeInfoOf], and the name alone after a deletion.
+	// NodeInfo, if not nil, returns the tracker's information about the followed Node,
+	// for example with addresses that the Node lacks. Its argument is nil after the Node
+	// is deleted. Its result should have the Node's name. Nil means [tracker.NodeInfoOf],
+	// and the name alone after a deletion.
 	NodeInfo func(*v1.Node) tracker.NodeInfo
 	// OnNode, if not nil, is called with the followed Node each time that it is received, and
 	// with nil when it is deleted. It must not change the Node. It is for

@@ -136,10 +136,11 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 	return out, err
 }
 
-// RemoveTaint removes the taints with a key from a Node. n is a version of the Node that has some; if
-// it has none, RemoveTaint does nothing. The error is the API server's: of the reason Invalid if the
-// Node's taints differ from n's. RemoveTaint needs the right to patch the Node, and
-// changes nothing else of it. It waits for the API server for 20 seconds at most.
+// RemoveTaint removes the taints with a key from a Node. n is a version of the Node; if
+// it has no such taint, RemoveTaint does nothing. The error is the API server's, with the
+// reason Invalid if the Node's taints differ from n's. RemoveTaint needs the right to
+// patch the Node, and changes nothing else of it. It waits for the API server for 20
+// seconds at most.
 func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
 	type operation struct {
 		Op    string  `json:"op"`
@@ -174,7 +175,7 @@ func FromREST(core, discovery, networking rest.Interface) *Client {
 	return &Client{core: core, discovery: discovery, networking: networking}
 }
 
-// Close closes all connections of a Client that NewClient returned. A request that runs fails.
+// Close closes all connections of a Client that NewClient returned. Running requests fail.
 func (c *Client) Close() {
 	if c.connections != nil {
 		c.connections.CloseAll()

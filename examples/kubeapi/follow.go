@@ -34,7 +34,7 @@ const (
 // functions must not modify an object, and may keep it after the call only if it is a Node.
 // Every field but All, Contact and Failed must be set.
 type Handler struct {
-	// All makes Follow follow Services and EndpointSlices that the selector excludes, too, for
+	// All makes Follow include Services and EndpointSlices that the selector excludes, for
 	// programs that show why a proxy leaves them out.
 	All               bool
 	SetService        func(*v1.Service)
@@ -47,7 +47,7 @@ type Handler struct {
 	DeleteServiceCIDR func(name string)
 	// Synced is called once for each source, after all objects of the first list were
 	// passed to the other functions. For ServiceCIDRs it is also called when the API server
-	// does not have them or does not allow to read them.
+	// does not have them or forbids reading them.
 	Synced func(Source)
 	// Contact is called each time that the API server has answered about a source: with a list,
 	// the start of a watch, or an event. Even without a change there is an event a minute, so the
@@ -60,8 +60,8 @@ type Handler struct {
 
 // Follow passes all objects to the handler, and then every change, until ctx ends. It
 // follows the Services and EndpointSlices that a proxy with the selector serves, the
-// ServiceCIDRs, and the Node of the given name. It returns soon after ctx ends, and leaves
-// no goroutine behind that does more than to end its request.
+// ServiceCIDRs, and the Node of the given name. It returns soon after ctx ends, and
+// leaves behind only goroutines that end their requests.
 //
 // Follow retries after every failure of the API server, at random intervals of up to 6
 // seconds, and logs failures with their cause: the first one, and after that one line a
@@ -70,8 +70,8 @@ type Handler struct {
 // An API server before Kubernetes 1.31 does not know the field selector of Services. Follow then
 // reads headless Services, too.
 //
-// If the API server does not have ServiceCIDRs (before Kubernetes 1.33) or does not allow to
-// read them, Follow logs that once and follows the other kinds.
+// If the API server does not have ServiceCIDRs (before Kubernetes 1.33) or forbids
+// reading them, Follow logs that once and follows the other kinds.
 func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h Handler, log *slog.Logger) {
 	var contact func(string)
 	if h.Contact != nil {

@@ -1,11 +1,12 @@
-// Meshtables is a small control plane of a service mesh. It tells the proxy of each node which endpoints a Service
-// has for that node, by topology: traffic policies, zones and hints. It touches no kernel, and runs once
-// for a cluster. It is for authors of control planes that speak xDS or a protocol of their own.
+// Meshtables is a small control plane of a service mesh. It sends the proxy of each node the
+// endpoints that a Service has for that node, by topology: traffic policies, zones and hints.
+// It touches no kernel, and runs once for a cluster. It is for authors of control planes that
+// speak xDS or a protocol of their own.
 //
 //	meshtables --listen :18000
 //	curl 'http://localhost:18000/endpoints/node-a?after=17'
 //
-// The answer is like that of xDS's endpoint discovery in JSON. With after, it waits until the node's table
+// The answer resembles xDS's endpoint discovery in JSON. With after, it waits until the node's table
 // is newer than that version, or a minute has passed:
 //
 //	{"version": 18, "clusters": [{"cluster_name": "shop/web:http/TCP/IPv4",
@@ -13,8 +14,8 @@
 //
 // Two things are easily done wrong here:
 //   - The tracker and the Engine have no node of their own. With one, every node would get that node's view.
-//   - The endpoints of a node are those of a frontend's pool ([ruleset.Port.Pool]). Port.Endpoints has those
-//     that are not ready, or in other zones, too.
+//   - The endpoints of a node are those of a frontend's pool ([ruleset.Port.Pool]).
+//     Port.Endpoints also has endpoints that are not ready or in other zones.
 package main
 
 import (

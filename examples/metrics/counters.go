@@ -48,10 +48,10 @@ func (c counters) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// CountResets adds counters of endpoints whose connections were ended because they vanished, of
-// the node's own sockets that were destroyed for it, and of addresses of Services whose connections
-// were not ended because of the limit. It returns the functions that add to them, for the hooks Ended
-// and Limited of package reset. It must be called once at most.
+// CountResets adds counters for vanished endpoints whose connections package reset ended,
+// for the node's own sockets that it destroyed, and for addresses of Services whose
+// connections it left alone because of the limit. It returns the functions that add to
+// them, for the hooks Ended and Limited of package reset. CountResets must be called at most once.
 func (s *Set) CountResets() (ended func(endpoints, sockets int), limited func(n int)) {
 	counter := func(name, help string) prometheus.Counter {
 		return promauto.With(s.registry).NewCounter(prometheus.CounterOpts{Name: name, Help: help})

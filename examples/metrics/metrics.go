@@ -244,7 +244,7 @@ func (s *Set) Hooks(synced func() bool) *runner.Hooks {
 	}
 }
 
-// Starting records the begin of a sync, which takes all pending changes.
+// Starting records the start of a sync, which takes all pending changes.
 func (s *Set) Starting() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,7 +341,7 @@ func (s *Set) OtherRules(proxy, mode, state string) {
 	}
 }
 
-// Contact stores that the API server has answered about a resource, such as "services". It fits
+// Contact records an answer of the API server about a resource, such as "services". It fits
 // Contact of informers.Config.
 func (s *Set) Contact(resource string) {
 	s.apiContact.WithLabelValues(resource).Set(seconds(s.cfg.Now()))

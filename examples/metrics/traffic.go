@@ -23,9 +23,8 @@ type TrafficConfig struct {
 	// go to.
 	Endpoints func(tracker.Key) int
 	// All, if not nil, returns every Service port. Those without traffic then have series with 0,
-	// so that rate sees the first refusal: as many in each address family as the Service ports
-	// with traffic leave of Limit, in the order of their keys. If there are more, the series of
-	// "(other)" starts with 0, too.
+	// so that rate sees the first refusal. In each address family they fill the rest of Limit in
+	// the order of their keys. If there are more, the series of "(other)" starts with 0, too.
 	All func() []tracker.Key
 	// Limit is the most Service ports with their own series in each address family. 0 means
 	// [DefaultTrafficLimit].
@@ -75,8 +74,8 @@ type familyTraffic struct {
 // counts it: proxier_service_connections_total, _packets_total, _bytes_total,
 // _refused_packets_total and _dropped_packets_total. It also exports the gauge
 // proxier_service_endpoints. Labels are service_namespace, service, port, protocol and
-// ip_family. Service ports beyond the limit share series with the service "(other)": of the
-// Service ports that a scrape finds new, those with the least traffic. WatchTraffic must be
+// ip_family. Service ports beyond the limit share series with the service "(other)". A
+// scrape assigns it the new Service ports with the least traffic. WatchTraffic must be
 // called at most once.
 func (s *Set) WatchTraffic(c TrafficConfig) {
 	if c.Limit == 0 {

@@ -7,8 +7,8 @@
 // writes Events, and repairs rules that another process altered. When it ends, even by a kill, its rules stay in
 // effect. The next process takes them over, without a lost connection.
 //
-// The node must forward packets (sysctl net.ipv4.ip_forward), which network plugins see to. nodeproxy,
-// beside this folder, has kube-proxy's flags, other modes, and much that operators expect.
+// The node must forward packets (sysctl net.ipv4.ip_forward); network plugins set that. nodeproxy,
+// beside this folder, has kube-proxy's flags, other modes, and more that operators expect.
 package main
 
 import (

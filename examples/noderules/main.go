@@ -7,8 +7,8 @@
 //	/srv/rules/node-a/00000002.nft    what changed
 //
 // Package ruleset/placement computes each Service once for the nodes that see it alike, and an
-// [nftables.Renderer] for each node and family makes the text. There is no kernel here. A process that starts again begins
-// each node with a file that replaces everything.
+// [nftables.Renderer] for each node and family makes the text. There is no kernel here. After
+// a restart, each node's first file replaces everything.
 //
 // Two things are easily done wrong here:
 //   - The tracker and the Engine have no node of their own. With one, every node would get that node's rules.

@@ -7,7 +7,7 @@
 //	{"synced": true}                                the end of the initial objects
 //
 // From "synced" or the end of the input on, it prints "+", "~" or "-" for each new, changed
-// or deleted port of a Service, and below it for its endpoints.
+// or deleted port of a Service, and, below it, for each of its endpoints.
 package main
 
 import (

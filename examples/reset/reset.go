@@ -41,21 +41,23 @@ type Config struct {
 	// the thread that calls [New]. New duplicates the file.
 	NetNS *os.File
 	// Delay is the time between an endpoint's disappearance and the end of its
-	// connections. 0 means 10 seconds. Connections are ended for 20 minutes afterwards. While
-	// endpoints keep vanishing, they are treated in groups, one in each Delay, so that it may take
-	// twice as long.
+	// connections. 0 means 10 seconds. Connections are ended for 20 minutes afterwards.
+	// While endpoints keep vanishing, Run treats them in groups, one in each Delay, so an
+	// endpoint may wait twice as long.
 	Delay time.Duration
 	// Limit is the greatest number of pairs of a Service's address and an endpoint that are
-	// kept. 0 means 65,536. A further pair takes the place of the oldest one of the namespace that has most. Connections of a pair that gave way are left alone.
+	// kept. 0 means 65,536. A further pair replaces the oldest pair of the namespace with
+	// the most pairs. Connections of a replaced pair are left alone.
 	Limit int
 	// Exists, if not nil, reports whether a Service has the TCP endpoint: connections to
-	// such an endpoint stay. [Resetter.Run] calls it from its own goroutine;
-	// [ruleset.Cursor.LookupEndpoint] answers it.
+	// such an endpoint stay. [Resetter.Run] calls it from its own goroutine. Implement it
+	// with [ruleset.Cursor.LookupEndpoint].
 	Exists func(netip.AddrPort) bool
 	// DestroySockets ends the connections of processes in the network namespace immediately,
 	// even if they send nothing (SOCK_DESTROY, CONFIG_INET_DIAG_DESTROY). It reads the list of the
-	// namespace's sockets once for each group of endpoints that vanished, and asks connection tracking
-	// about those to an address of a Service. Without the kernel's support, Run logs that once.
+	// namespace's sockets once for each group of endpoints that vanished, and looks up the sockets
+	// connected to a Service's address in connection tracking. If the kernel does not support it,
+	// Run logs that once.
 	DestroySockets bool
 	// Hooks holds hooks; nil means none.
 	Hooks *Hooks
@@ -69,8 +71,8 @@ type Hooks struct {
 	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
 	// then on. It must not call the Resetter.
 	Ended func(Group)
-	// Limited is called by [Resetter.Run] with the number of pairs that gave way to others
-	// since the last call because of [Config].Limit. It must not call the Resetter.
+	// Limited is called by [Resetter.Run] with the number of pairs replaced since the
+	// last call because of [Config].Limit. It must not call the Resetter.
 	Limited func(n int)
 }
 
@@ -120,7 +122,7 @@ type table interface {
 	close() error
 }
 
-// New returns a Resetter. It creates the table, or reads that of an earlier process. The error
+// New returns a Resetter. It creates the table, or reads an earlier process's table. The error
 // wraps [ruleset.ErrConfig] if a field of c is negative, and is a [*dataplane.UnsupportedError]
 // if the system lacks a feature. New starts no goroutine.
 func New(ctx context.Context, c Config) (*Resetter, error) {
@@ -180,9 +182,9 @@ func (r *Resetter) notify() {
 	}
 }
 
-// Wrap returns a backend that applies deltas with b, notes the endpoints that vanish, and has
-// b's limits. Before an endpoint gets connections again, its pairs are removed from the table. If
-// that fails, b is not called, and Apply returns the error.
+// Wrap returns a backend that applies deltas with b, records the endpoints that vanish,
+// and has b's limits. Before an endpoint gets connections again, its pairs are removed
+// from the table. If that fails, b is not called, and Apply returns the error.
 func (r *Resetter) Wrap(b ruleset.Backend) ruleset.Backend { return &wrapped{b, r} }
 
 // wrapped is the backend that [Resetter.Wrap] returns.
@@ -240,8 +242,7 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 }
 
 // Run writes the pairs whose delay has passed, until ctx ends or the Resetter is closed. It
-// returns ctx's error or [os.ErrClosed]. Errors of the kernel are logged, and tried again after
-// [Config].Delay.
+// returns ctx's error or [os.ErrClosed]. It logs errors of the kernel and tries again after [Config].Delay.
 func (r *Resetter) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -17,8 +17,8 @@
 // connections, and describes the maps, the programs and what happens to datagrams.
 //
 // Containers that are not pods of the cluster, above all nested clusters with the same Service CIDR, must be in a cgroup
-// outside of Config.Cgroup: their processes count as pods of the node. For service meshes that redirect a pod's
-// connections by the Service's address there is Config.NodeOnly.
+// outside of Config.Cgroup: their processes count as pods of the node. Config.NodeOnly is for service meshes that
+// redirect a pod's connections by the Service's address.
 //
 // # Differences
 //
@@ -30,7 +30,7 @@
 // # Guarantees
 //
 // The maps and the links of the programs are files in Config.Dir, and stay in effect when the process ends. The next
-// process replaces the programs in one step and keeps the entries. Connections to endpoints that are removed live on. A
+// process replaces the programs in one step and keeps the entries. Connections to removed endpoints continue. A
 // connected UDP socket is ended with its endpoint: the process gets ECONNABORTED.
 //
 // The cost of a change depends on the number of endpoints of the Service. [Backend.Check] compares all entries, the

@@ -24,8 +24,7 @@ const connectionsFile = "connections"
 // among that backend's counters, so the sum of both is the number of all connections.
 //
 // The counters survive changes and restarts, and are deleted with their Service. Service ports
-// beyond 65,536 are not counted. The error is ctx's, wraps [os.ErrClosed], or is that of reading
-// the map.
+// beyond 65,536 are not counted. The error is ctx's, wraps [os.ErrClosed], or comes from reading the map.
 func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

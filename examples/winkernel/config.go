@@ -161,9 +161,9 @@ func (preserve) Equal(o tracker.Extension) bool {
 }
 
 // OnService reads PreserveDestination. It is for [tracker.Config.OnService]; a caller with a
-// hook of its own calls it from there, after setting Ext. It replaces Ext, so only Services
-// without an extension of the caller's can have the annotation: for them OnService does
-// nothing. It is safe for concurrent use and never fails.
+// hook of its own calls it from there, after setting Ext. OnService sets Ext for a Service
+// with the annotation, unless Ext is set already. It is safe for concurrent use and never
+// fails.
 func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	if s.Annotations[PreserveDestination] == "true" && p.Ext == nil {
 		p.Ext, p.NeedLocalSet = preserve{}, true
@@ -177,10 +177,10 @@ func preservesDestination(p *tracker.ServicePort) bool {
 	return ok
 }
 
-// Probe reports whether the service can do what the configuration asks for. Errors about the
-// configuration wrap [ruleset.ErrConfig]. A missing feature is a *[dataplane.UnsupportedError].
-// If the network does not exist yet, the error wraps [ErrNotFound], and if the service does not
-// run, [ErrNotRunning]; both may change. Probe writes nothing.
+// Probe checks whether the service supports the configuration. Errors about the configuration
+// wrap [ruleset.ErrConfig]. A missing feature is a *[dataplane.UnsupportedError]. If the
+// network does not exist yet, the error wraps [ErrNotFound], and if the service does not run,
+// [ErrNotRunning]; both may change. Probe writes nothing.
 func Probe(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {

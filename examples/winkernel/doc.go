@@ -22,17 +22,18 @@
 //     the rest last.
 //   - Endpoints of the network plugin are never deleted.
 //
-// Load balancers have no owner, so a Backend, like [Cleanup], deletes each that no Service wants, except one with an
-// endpoint in a network other than [Config].Network. Of the endpoints it owns the remote ones whose hardware address
-// begins with 02-11, and those of cluster IPs.
+// Load balancers have no owner, so a Backend, like [Cleanup], deletes every one that no
+// Service needs, except one with an endpoint in a network other than [Config].Network. It
+// owns the remote endpoints whose hardware address begins with 02-11, and the endpoints
+// of cluster IPs.
 //
 // # What HNS cannot do
 //
 // HNS cannot refuse or drop: a frontend without endpoints has no load balancer. It has no loadBalancerSourceRanges,
 // affinity timeout, weights, hash, or choice of the addresses that node ports answer at. Traffic of the node and its
 // pods to a frontend with externalTrafficPolicy Local gets local endpoints, too. If endpoints of one Service port have
-// different ports, only those of the commonest port are served. A Service that asks for one of these gets an Event: see
-// [Backend.Limits].
+// different ports, only the endpoints with the commonest port are served. A Service that asks for one of these gets
+// an Event: see [Backend.Limits].
 //
 // As with kube-proxy, load balancers leave out pods in the host network, for which network plugins make no endpoint. A
 // line in [Config].Log and [Hooks].LeftOut report them.

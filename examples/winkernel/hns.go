@@ -17,8 +17,8 @@ import (
 //
 // Errors wrap one of the sentinels of this package where one fits.
 type HNS interface {
-	// Supports returns nil if the service has a feature, and otherwise an error that wraps
-	// ErrNotImplemented or the reason why this cannot be said.
+	// Supports returns nil if the service has a feature, and otherwise an error that
+	// wraps ErrNotImplemented or, if this is unknown, the reason.
 	Supports(Feature) error
 	// Network returns the network with the given name. Without one, the error wraps
 	// ErrNoNetwork.
@@ -45,8 +45,8 @@ type HNS interface {
 
 var (
 	// ErrNotRunning means that the service does not run or stopped during the call
-	// (RPC_S_UNKNOWN_IF, 0x6b5, or
-	// RPC_S_SERVER_UNAVAILABLE, 0x6ba). It keeps its objects over a restart.
+	// (RPC_S_UNKNOWN_IF, 0x6b5, or RPC_S_SERVER_UNAVAILABLE, 0x6ba). The service keeps
+	// its objects across a restart.
 	ErrNotRunning = errors.New("host networking service is not running")
 	// ErrNotFound means that the network, endpoint or load balancer does not exist
 	// (ERROR_NOT_FOUND, HCN_E_ENDPOINT_NOT_FOUND).
@@ -59,7 +59,7 @@ var (
 	// ErrExists means that another object has the address or the port
 	// (HCN_E_PORT_ALREADY_EXISTS, ERROR_ALREADY_EXISTS).
 	ErrExists = errors.New("already exists")
-	// ErrNotImplemented means that this version of Windows cannot do it (E_NOTIMPL).
+	// ErrNotImplemented means that this version of Windows does not support the call (E_NOTIMPL).
 	ErrNotImplemented = errors.New("this version of Windows lacks the call")
 )
 
@@ -70,9 +70,9 @@ type Feature string
 const (
 	// DSR is direct server return: 9.3 and 10.2.
 	DSR Feature = "direct server return"
-	// RemoteSubnets is overlay networks: 9.2.
+	// RemoteSubnets is support for overlay networks: 9.2.
 	RemoteSubnets Feature = "overlay networks"
-	// DualStack is load balancers for IPv6: 11.10.
+	// DualStack is support for IPv6 load balancers: 11.10.
 	DualStack Feature = "IPv6"
 )
 
@@ -189,8 +189,8 @@ const (
 type LoadBalancer struct {
 	// ID is the load balancer's GUID.
 	ID string
-	// Frontend is what clients connect to. The zero value means that the service lists a
-	// load balancer that is half made, without a port, or one of another kind.
+	// Frontend is the address and port that clients connect to. The zero value means that
+	// the load balancer is incomplete, without a port, or of another kind.
 	Frontend Frontend
 	// InternalPort is the port of all endpoints.
 	InternalPort uint16

@@ -1,12 +1,12 @@
-// Package sockets gives an [agent.Agent] the data plane of --socket-lb, which is package socketlb. It is
-// apart from package agent because it brings github.com/cilium/ebpf:
+// Package sockets gives an [agent.Agent] the data plane of --socket-lb, which is package
+// socketlb. It is a separate package because it depends on github.com/cilium/ebpf:
 //
 //	a, err := agent.New(ctx, agent.Options{Config: c, SocketLB: sockets.LB()})
 //
 // An Agent without it refuses --socket-lb. One with it also removes the programs that an earlier run
 // with --socket-lb left, after its rules are in effect.
 //
-// This package is made to be imported, as package agent is.
+// Like package agent, this package is meant to be imported.
 package sockets
 
 import (
@@ -43,8 +43,8 @@ func LB() agent.SocketLB {
 	}
 }
 
-// Cleanup removes the programs that a run with --socket-lb left, which [agent.Cleanup] does not. It does
-// nothing if there are none.
+// Cleanup removes the programs that a run with --socket-lb left. [agent.Cleanup] does not
+// remove them. Cleanup does nothing without such programs.
 func Cleanup(ctx context.Context) error {
 	err := socketlb.Cleanup(ctx, socketlb.Config{})
 	if errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, fs.ErrPermission) {

@@ -40,10 +40,10 @@ type Config struct {
 	// UDPTimeout is the lifetime of a UDP session after its last datagram in either
 	// direction. 0 means 60 s.
 	UDPTimeout time.Duration
-	// MaxConnections is the most TCP connections at a time; 0 means 20,000. A further connection
-	// resets the oldest one of the namespace that has most, of its Service that has most, and of
-	// that Service's client that has most; an IPv6 client is a /48 and its /64s. A connection uses two file descriptors, and on
-	// Linux four more while it copies data.
+	// MaxConnections is the most TCP connections at a time; 0 means 20,000. A further
+	// connection resets the oldest one of the client with the most, at the Service with
+	// the most, in the namespace with the most. An IPv6 client is a /48 and its /64s. A
+	// connection uses two file descriptors, and on Linux four more while it copies data.
 	MaxConnections int
 	// MaxSessions is the most UDP sessions at a time, each with a file descriptor; 0 means 5,000. A
 	// further session ends one in the same way: the least recently used one of a client.

@@ -12,7 +12,7 @@
 // An [Algorithm] chooses the endpoint of a TCP connection, or the hash of a Service that has one
 // ([tracker.ServicePort.Hash]). If the dial fails, the Backend tries another endpoint. A reset on one side becomes a
 // reset on the other. Each UDP client has a session with its own socket towards the endpoint. Idle sessions end. If
-// there are too many connections or sessions, one of the client that has most ends.
+// there are too many connections or sessions, the Backend ends one of the client with the most.
 //
 // A change affects only the connections that it concerns. The connections of a removed
 // endpoint are reset after [Config.Drain]. A UDP session moves to another endpoint with the
@@ -24,7 +24,7 @@
 // # Limits
 //
 //   - Endpoints see an address of the node in place of the client's.
-//   - An endpoint at which the process itself listens for a Service is not used, because it would lead back.
+//   - The Backend does not use an endpoint at which its own process listens: connections would loop.
 //   - A cluster IP that an interface of the node has is left to a program that listens at the port.
 //   - SCTP Services are left out and logged.
 //   - Pods are recognized by address alone, not by interface ([ruleset.LocalTraffic]).

@@ -31,8 +31,7 @@ type Map[K comparable, V any] interface {
 // Action is the treatment of packets to a frontend.
 type Action struct {
 	Service tracker.Key
-	// Target is the pool of the Service that packets are sent to, or refuses or drops them
-	// or lets them pass.
+	// Target sends packets to a pool of the Service, refuses them, drops them or lets them pass.
 	// Internal is the target of packets from this node.
 	Target, Internal ruleset.Target
 	// Size and InternalSize are the sizes of the two pools.

@@ -1,7 +1,7 @@
 // Package fakehns is Windows' Host Networking Service in memory, for tests on every system. It
-// follows the rules that hcsshim, hnslib and reports of users tell: it refuses a second load
-// balancer for a frontend, a load balancer with an endpoint that does not exist, and an endpoint
-// at an address that another one has. It lists objects in random order. It moves no packets.
+// follows the rules in hcsshim, hnslib and reports of users: it refuses a second load balancer
+// for a frontend, a load balancer with an endpoint that does not exist, and an endpoint at an
+// address that another one has. It lists objects in random order. It moves no packets.
 package fakehns
 
 import (
@@ -29,8 +29,8 @@ const (
 	Read Call = "Read"
 )
 
-// Code is an error with the number that Windows returns, an HRESULT. It wraps the error of package
-// winkernel that fits, if there is one.
+// Code is an error with the number that Windows returns, an HRESULT. It wraps the
+// matching error of package winkernel, if any.
 type Code uint32
 
 // Error returns the number.
@@ -78,7 +78,7 @@ type Service struct {
 }
 
 // New returns a service with one network. If modify is false, the service cannot modify load
-// balancers, as Windows Server 2019.
+// balancers, like Windows Server 2019.
 func New(n winkernel.Network, modify bool) *Service {
 	return &Service{network: n, endpoints: map[string]winkernel.Endpoint{}, lbs: map[string]winkernel.LoadBalancer{},
 		noModify: !modify, calls: map[Call]int{}}
@@ -90,7 +90,7 @@ func (s *Service) id() string {
 }
 
 // SetNetwork changes the network. If its ID differs, the service forgets its endpoints and all
-// load balancers, as if the network had been made again.
+// load balancers, as if the network had been rebuilt.
 func (s *Service) SetNetwork(n winkernel.Network) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *Service) SetNetwork(n winkernel.Network) {
 	s.network = n
 }
 
-// Plug makes an endpoint as the network plugin does, whatever exists. It returns its ID.
+// Plug makes an endpoint as the network plugin does, whatever exists. It returns the endpoint's ID.
 func (s *Service) Plug(e winkernel.Endpoint) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *Service) Unplug(a netip.Addr) {
 	}
 }
 
-// Place makes a load balancer whatever exists, as an earlier process or another program.
+// Place makes a load balancer whatever exists, like an earlier process or another program.
 func (s *Service) Place(lb winkernel.LoadBalancer) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *Service) Calls() map[Call]int {
 	return out
 }
 
-// Mistakes returns the caller's deletions that Windows may punish: of an endpoint of a load
+// Mistakes returns the caller's deletions that may do harm on Windows: of an endpoint of a load
 // balancer, and of an endpoint of the network plugin.
 func (s *Service) Mistakes() []string {
 	s.mu.Lock()
