@@ -48,16 +48,16 @@ type Options struct {
 	// Node is this node's object. detectLocalMode NodeCIDR requires it if Source is set.
 	Node *v1.Node
 
-	// Backend opens the data plane, in place of Config's mode. The Agent gives it the capabilities of a
-	// [dataplane.Backend] if it has them, and closes it. Such an Agent touches neither connection
-	// tracking nor the rules of other proxies. See [Discard].
+	// Backend opens the data plane, in place of Config's mode. If the result is a
+	// [dataplane.Backend], the Agent uses all its methods and closes it. Such an Agent touches neither
+	// connection tracking nor the rules of other proxies. See [Discard].
 	Backend func(ctx context.Context, families []tracker.Family) (ruleset.Backend, error)
 	// NetNS is an open file of the network namespace to serve; nil means the calling
 	// thread's. The Agent opens all its sockets there, except Client's. This needs
 	// CAP_SYS_ADMIN, and up to seven threads.
 	NetNS *os.File
 
-	// Log receives what an operator should know. Nil discards it.
+	// Log receives messages for the operator. Nil discards them.
 	Log *slog.Logger
 	// Lines receives a line "synced services=2 …" for changes that are in effect, at most one a minute
 	// unless --log-every-sync is given. Nil means that the Agent writes these lines to Log.
@@ -174,8 +174,9 @@ func foreign(name string, open func(context.Context, []tracker.Family) (ruleset.
 }
 
 // Run keeps the data plane in agreement with the objects until ctx ends, and returns nil then. It
-// leaves the rules in place, and nothing else. It returns an error after which only a new Agent can continue, such as
-// [ErrConfigChanged], a server that cannot listen under bindAddressHardFail, or [ErrPanic]. Run must be called once.
+// leaves the rules in place, and nothing else. It returns an error after which only a new Agent can continue,
+// such as [ErrConfigChanged], a server that cannot listen under bindAddressHardFail, or [ErrPanic]. Run must be
+// called once.
 func (a *Agent) Run(ctx context.Context) error { return a.core.Run(ctx) }
 
 // Close releases the resources that New opened, if Run is not called.

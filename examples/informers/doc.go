@@ -6,8 +6,8 @@
 //
 // It is all the code between client-go and the library; examples/minimal is a whole agent with it:
 //
-//   - Feed keeps the names of objects alone, as package kubeapi does, and returns to the API server after an outage as
-//     fast. It returns soon after its context ends.
+//   - Feed keeps only the names of objects, as package kubeapi does, and reconnects as fast after an
+//     outage. It returns soon after its context ends.
 //
 //   - A deleted Node leaves node information that consists of the name alone, so endpoints
 //     on the node stay local.

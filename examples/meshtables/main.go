@@ -123,8 +123,8 @@ func run(ctx context.Context, client kubernetes.Interface, l net.Listener, log *
 	return context.Cause(ctx)
 }
 
-// tables holds the table of each node. It is a [ruleset.Backend]: the Engine tells it what changed, and
-// the Placements say for which nodes.
+// tables holds the table of each node. It is a [ruleset.Backend]: the Engine passes it
+// the changes, and the Placements find the nodes that they concern.
 type tables struct {
 	mu     sync.Mutex
 	places *placement.Placements

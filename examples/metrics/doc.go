@@ -21,15 +21,15 @@
 //
 // sync_proxy_rules_service_changes_total counts every received Service once for each served family, as
 // kube-proxy does with a proxier for each. sync_proxy_rules_endpoint_changes_total counts every received
-// EndpointSlice once. The gauges of pending changes count objects that differed, once. A sync covers every
+// EndpointSlice once. The gauges of pending changes count each changed object once. A sync covers every
 // family: its duration is observed, and its failure counted, once for each.
 //
 // # Metrics that kube-proxy does not have
 //
 //   - [Set.WatchTraffic]: proxier_service_…, up to six series for each Service port and family, bounded by
 //     TrafficConfig.Limit.
-//   - [Set.CountResets]: proxier_vanished_endpoints_total, the endpoints whose TCP connections were ended because they
-//     left without terminating; …_destroyed_sockets_total; and …_limited_total, the addresses of Services whose
+//   - [Set.CountResets]: proxier_vanished_endpoints_total, the endpoints that left without terminating and whose
+//     TCP connections were ended; …_destroyed_sockets_total; and …_limited_total, the addresses of Services whose
 //     connections were left alone because of the limit.
 //   - [Set.OtherRules]: proxier_other_proxy_rules is 1 for the rules of another proxy in one of its modes: with state
 //     "in-use" while that proxy runs, and with state "left" when it has ended.

@@ -207,7 +207,7 @@ func (s *Set) ReceiveSlice(addressType string, update func() (changed bool)) {
 	}
 }
 
-// Answered fits [health.ProxyConfig].
+// Answered counts an answer of a health check. It fits [health.ProxyConfig].
 func (s *Set) Answered(c health.Check, code int) {
 	v := s.healthz
 	if c == health.Livez {
@@ -226,7 +226,7 @@ func (s *Set) Rules(f tracker.Family, table string, total, written int) {
 	}
 }
 
-// Queued fits [runner.Hooks].
+// Queued stores the time of the last request for a sync. It fits [runner.Hooks].
 func (s *Set) Queued(at time.Time) {
 	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
 }
@@ -271,7 +271,7 @@ func (c *counted) Apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // Applied counts err, the result of a backend's Apply of d, if it is a failure.
-// [ruleset.ErrNeedFull] alone is no failure: it requests the full state.
+// [ruleset.ErrNeedFull] alone is not a failure: it requests the full state.
 func (s *Set) Applied(d *ruleset.Delta, err error) {
 	if err == nil || err == ruleset.ErrNeedFull || errors.Is(err, context.Canceled) { //nolint:errorlint // a wrapped one has a cause, which counts
 		return
@@ -295,7 +295,7 @@ func (s *Set) Applied(d *ruleset.Delta, err error) {
 	}
 }
 
-// Synced fits [ruleset.Cursor.OnSync], of the cursor of the rules.
+// Synced records the time and duration of a sync. It fits [ruleset.Cursor.OnSync] of the rules' cursor.
 func (s *Set) Synced(i ruleset.SyncInfo) {
 	s.eachFamily(func(f string) {
 		if i.Err == nil {
@@ -356,7 +356,7 @@ func (s *Set) ConfigInvalid(invalid bool) {
 	}
 }
 
-// Flushed fits FlushedFamily of [conntrack.Hooks].
+// Flushed records a flush of connection tracking. It fits FlushedFamily of [conntrack.Hooks].
 func (s *Set) Flushed(f tracker.Family, i conntrack.FlushInfo) {
 	s.conntrackDuration.WithLabelValues(f.String()).Observe(i.Duration.Seconds())
 	s.conntrackDeleted.WithLabelValues(f.String()).Add(float64(i.Deleted))
@@ -398,10 +398,10 @@ func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-// OverBudget is the OverBudget function of a [ruleset.Config].
+// OverBudget counts a Service port over budget. It fits [ruleset.Config].
 func (s *Set) OverBudget(tracker.Key) { s.overBudget.Inc() }
 
-// LeftOut is the OnLeftOut function of a [tracker.Config].
+// LeftOut counts the omissions of an object. It fits OnLeftOut of [tracker.Config].
 func (s *Set) LeftOut(object v1.ObjectReference, left []tracker.LeftOut) {
 	for _, l := range left {
 		s.leftOut.WithLabelValues(object.Kind, string(l.Reason)).Inc()

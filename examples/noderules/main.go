@@ -146,10 +146,10 @@ type nodes struct {
 	nodes  map[string]*node
 }
 
-// node is what one node has been told.
+// node is the state of one node's files.
 type node struct {
 	files int
-	// renderers are none if the next file must replace everything.
+	// renderers is empty if the next file must replace everything.
 	renderers []*nftables.Renderer
 }
 

@@ -2,7 +2,7 @@
 // like OpenFlow's, and a backend that programs the switch. The switch is in memory, and its
 // method Process stands for its pipeline.
 //
-// The backend, which [New] makes, has the three properties that make a port laborious:
+// The backend, which [New] makes, has the three properties that make a backend laborious:
 //
 //   - Groups. A pool of endpoints is a group, and flows name it by a number.
 //     [driver.Numbered] allocates the numbers, which survive a restart.

@@ -47,11 +47,10 @@ type Config struct {
 	// pool has a slot for each endpoint, and more for endpoints with weights. A Service
 	// that does not fit is left to the backend behind.
 	Endpoints int
-	// Connections is the room for concurrent connections, and for as many flows of unconnected UDP
-	// sockets, each to one address of a Service; 0 means 65,536. Up to 4,096 more connections may
-	// be translated. A network namespace may have a sixteenth of the flows, and a socket 8.
-	// Further connections and datagrams are left to the backend behind. The kernel allocates about
-	// 200 bytes for each connection in advance.
+	// Connections is the number of concurrent connections that fit into the maps, and of flows of unconnected UDP
+	// sockets, each to one address of a Service; 0 means 65,536. Up to 4,096 more connections may be translated. A
+	// network namespace may have a sixteenth of the flows, and a socket 8. Further connections and datagrams are left
+	// to the backend behind. The kernel allocates about 200 bytes for each connection in advance.
 	Connections int
 	// Clients is the number of clients of Services with affinity that are stored; 0 means
 	// 65,536. A new client replaces the least recently used one. The kernel allocates about

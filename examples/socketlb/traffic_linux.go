@@ -19,9 +19,10 @@ import (
 // connectionsFile is the file of the map with the connections of each Service port.
 const connectionsFile = "connections"
 
-// Traffic reads the number of translated connections of each Service port. Known is
-// connections: the programs see no packets. Connections that are left to the backend behind are
-// among that backend's counters, so the sum of both is the number of all connections.
+// Traffic reads the number of translated connections of each Service port. It counts
+// connections alone, because the programs see no packets. Connections that are left to
+// the backend behind are among that backend's counters, so the sum of both is the number
+// of all connections.
 //
 // The counters survive changes and restarts, and are deleted with their Service. Service ports
 // beyond 65,536 are not counted. The error is ctx's, wraps [os.ErrClosed], or comes from reading the map.

@@ -83,9 +83,9 @@ func (b *Backend) Traffic(context.Context) (*dataplane.Traffic, error) {
 	return &dataplane.Traffic{Services: map[tracker.Key]dataplane.Counters{}}, nil
 }
 
-// Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one. A
-// failed write fails its Service alone, whose other load balancers follow the change. If the service
-// is not running, Apply fails as a whole and forgets nothing.
+// Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one.
+// A failed write fails its Service alone; the Service's other load balancers still
+// change. If the service is not running, Apply fails as a whole and forgets nothing.
 //
 // A Service whose pod has no endpoint yet is programmed without the pod and reported in the
 // *PartialError with a *[WaitingError], so that it is offered again.

@@ -45,7 +45,7 @@ type Config struct {
 	HealthzPort           uint16
 	// Hooks has functions to call; nil means none.
 	Trace *Hooks
-	// Log receives what the Backend repairs and leaves out; nil discards it.
+	// Log receives repairs and omissions; nil discards them.
 	Log *slog.Logger
 }
 

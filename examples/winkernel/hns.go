@@ -177,7 +177,7 @@ type PortFlags uint32
 const (
 	// LocalRoutedVIP lets the host itself connect.
 	LocalRoutedVIP PortFlags = 2
-	// UseMux means that a multiplexer in front of the node chose it.
+	// UseMux means that a multiplexer in front of the node chose the node.
 	UseMux PortFlags = 4
 	// PreserveDIP keeps the destination of packets: pods see the VIP.
 	PreserveDIP PortFlags = 8

@@ -73,9 +73,9 @@ type Addresses interface {
 	// Own returns the addresses of the node's interfaces, of both families.
 	Own() ([]netip.Addr, error)
 	// Hold adds an address to the node. Holding an address again, or an address in Own, does
-	// nothing and is no error.
+	// nothing and is not an error.
 	Hold(netip.Addr) error
-	// Release removes a held address. Releasing an address that is not held is no error.
+	// Release removes a held address. Releasing an address that is not held is not an error.
 	Release(netip.Addr) error
 	// Held returns the held addresses, including those that an earlier process held.
 	Held() ([]netip.Addr, error)

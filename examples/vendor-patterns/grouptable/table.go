@@ -17,7 +17,7 @@ import (
 )
 
 // Switch is the data plane. It identifies a group by an ID, and stores the group's name.
-// Installing replaces an existing endpoint or group. Removing a missing one is no error.
+// Installing replaces an existing endpoint or group. Removing a missing one is not an error.
 type Switch interface {
 	InstallEndpoint(driver.Endpoint) error
 	RemoveEndpoint(driver.Endpoint) error

@@ -22,7 +22,7 @@ import (
 type Map[K comparable, V any] interface {
 	// Put adds or replaces entries.
 	Put([]K, []V) error
-	// Delete removes entries. Deleting a missing entry is no error.
+	// Delete removes entries. Deleting a missing entry is not an error.
 	Delete([]K) error
 	// All yields all entries. It may omit entries that are deleted during the iteration.
 	All() iter.Seq2[K, V]
