@@ -182,7 +182,7 @@ func (a *Agent) Run(ctx context.Context) error { return a.core.Run(ctx) }
 // Close releases the resources that New opened, if Run is not called.
 func (a *Agent) Close() { a.core.Close() }
 
-// Synced is closed when the rules are in effect for the first time.
+// Synced returns a channel that is closed when the rules are in effect for the first time.
 func (a *Agent) Synced() <-chan struct{} { return a.core.InEffect() }
 
 // Health returns the answers of /healthz and /livez, for a program with probes of its own.

@@ -130,7 +130,7 @@ func (c *Config) Notes() []string { return slices.Clone(c.c.Notes) }
 // NodeName returns the name of the node, or "" if the configuration does not have it.
 func (c *Config) NodeName() string { return c.c.NodeName }
 
-// Gates returns the feature gates that the agent follows. They must not be changed.
+// Gates returns the feature gates that the agent follows. The caller must not change them.
 func (c *Config) Gates() featuregate.MutableVersionedFeatureGate { return c.c.Gates }
 
 // Write writes the configuration in effect to a file, complete or not at all.

@@ -68,8 +68,8 @@ func newFollower(changed func(address), externalIPs []netip.Prefix) *follower {
 	}
 }
 
-// Apply implements [ruleset.Backend]. It never fails. The cost is that of the changed ports and of all ports at
-// their addresses.
+// Apply implements [ruleset.Backend]. It never fails. Its cost grows with the changed
+// ports and all ports at their addresses.
 func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 	f.mu.Lock()
 	touched := map[netip.Addr]bool{}

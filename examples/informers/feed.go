@@ -26,10 +26,10 @@ import (
 type Config struct {
 	Client  kubernetes.Interface
 	Tracker *tracker.Tracker
-	// Services, Slices, Nodes and ServiceCIDRs are informers that the program has anyway, such as
-	// those of a factory. Feed uses them in place of requests with Client. It neither starts nor stops them, and when
-	// it returns it removes its handlers. They may hold more objects than Selector selects. Nodes is ignored if
-	// Node is empty, and ServiceCIDRs if Engine is nil.
+	// Services, Slices, Nodes and ServiceCIDRs are informers that the program has anyway, such as a factory's.
+	// Feed uses them in place of requests with Client. It neither starts nor stops them, and when it returns it
+	// removes its handlers. They may hold more objects than Selector selects. Nodes is ignored if Node is
+	// empty, and ServiceCIDRs if Engine is nil.
 	Services, Slices, Nodes, ServiceCIDRs cache.SharedInformer
 	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
 	// caller must mark tracker.KindNodes as synced.

@@ -139,7 +139,7 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 // RemoveTaint removes the taints with a key from a Node. n is a version of the Node; if
 // it has no such taint, RemoveTaint does nothing. The error is the API server's, with the
 // reason Invalid if the Node's taints differ from n's. RemoveTaint needs the right to
-// patch the Node, and changes nothing else of it. It waits for the API server for 20
+// patch the Node, and changes nothing else in it. It waits for the API server for 20
 // seconds at most.
 func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
 	type operation struct {

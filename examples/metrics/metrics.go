@@ -323,9 +323,9 @@ func (s *Set) CleanupFailed() {
 	}
 }
 
-// LoadBalancerFailed counts a failed call to create, modify or delete a load balancer. purpose is
-// what the load balancer serves, such as "clusterip", and reason is the kind of the error, such as
-// "other". It is for mode kernelspace, and does nothing in other modes.
+// LoadBalancerFailed counts a failed call to create, modify or delete a load balancer.
+// purpose is the kind of its frontend, such as "clusterip", and reason is the kind of the
+// error, such as "other". It is for mode kernelspace, and does nothing in other modes.
 func (s *Set) LoadBalancerFailed(call string, f tracker.Family, purpose, reason string) {
 	if v := s.loadBalancerFailures[call]; v != nil {
 		v.WithLabelValues(f.String(), purpose, reason).Inc()

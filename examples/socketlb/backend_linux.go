@@ -66,8 +66,9 @@ var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
 // New returns a backend for the cgroup and the network namespace of c. It opens the maps of
 // an earlier process, if any, and loads the programs. It attaches nothing: the first full
 // delta makes [Backend.Apply] fill the maps and attach the programs, which stay in effect
-// when the backend is closed. The error is a [*dataplane.UnsupportedError] that names what is
-// missing, wraps [ruleset.ErrConfig], or is another error after which the caller may retry.
+// when the backend is closed. The error is a [*dataplane.UnsupportedError] that names the
+// missing requirement, wraps [ruleset.ErrConfig], or is another error after which the
+// caller may retry.
 func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err

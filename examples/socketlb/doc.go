@@ -39,9 +39,9 @@
 // # Requirements
 //
 // Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial
-// user namespace. [New] and [Probe] name what is missing in a [*dataplane.UnsupportedError]. No compiler is needed.
-// To end sockets of pods, the process must find their network namespaces in /proc (hostPID) and enter them. It needs
-// CAP_SYS_ADMIN, CONFIG_INET_DIAG_DESTROY, and CAP_SYS_PTRACE for processes of other users or with other
+// user namespace. [New] and [Probe] name a missing requirement in a [*dataplane.UnsupportedError]. No compiler is
+// needed. To end sockets of pods, the process must find their network namespaces in /proc (hostPID) and enter them.
+// It needs CAP_SYS_ADMIN, CONFIG_INET_DIAG_DESTROY, and CAP_SYS_PTRACE for processes of other users or with other
 // capabilities. Otherwise a connected socket stays with its removed endpoint, and the Backend logs that once.
 //
 // [DESIGN.md]: https://github.com/go-proxier/proxier/blob/main/examples/socketlb/DESIGN.md

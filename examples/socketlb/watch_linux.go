@@ -14,11 +14,12 @@ import (
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
-// Check reads all entries of the maps, compares them and the programs with what the backend
-// wrote, and follows changes of the node's addresses. It returns a [*dataplane.DriftError] if
-// another process altered or deleted something, or if the state of the maps is unknown after
-// a failure. Before the first full delta it returns nil. It can also return [os.ErrClosed], ctx's error, or an error of reading. After
-// any error except ctx's, [Backend.Apply] requires a full delta.
+// Check reads all entries of the maps, compares them and the programs with the backend's
+// writes, and follows changes of the node's addresses. It returns a [*dataplane.DriftError]
+// if another process altered or deleted something, or if the state of the maps is unknown
+// after a failure. Before the first full delta it returns nil. It can also return
+// [os.ErrClosed], ctx's error, or an error of reading. After any error except ctx's,
+// [Backend.Apply] requires a full delta.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

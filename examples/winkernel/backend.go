@@ -164,7 +164,7 @@ func (e *WaitingError) Error() string {
 	return "network plugin has no endpoint yet for " + strings.Join(text, ", ") + more
 }
 
-// Check compares the service with what the backend wrote. It returns a *[dataplane.DriftError]
+// Check compares the service with the backend's writes. It returns a *[dataplane.DriftError]
 // if another process changed a load balancer or an endpoint, if the network was replaced, or
 // if the network plugin made an endpoint that a Service waits for. The next delta must then
 // be a full one, which Apply requests. Other errors mean that the check failed.

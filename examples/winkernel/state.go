@@ -11,7 +11,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what the service has: read from it, and kept up to date by a Backend's own writes.
+// state holds the service's objects: read from it, and kept up to date by a Backend's own writes.
 type state struct {
 	network   Network
 	endpoints map[string]Endpoint
@@ -230,8 +230,8 @@ func (p planner) families() tracker.Family {
 	return 0
 }
 
-// Lookup returns what the service does with the first packet of a connection. It needs no
-// Backend and writes nothing. Load balancers do not have the names of Services, so
+// Lookup returns the service's treatment of a connection's first packet. It needs no Backend
+// and writes nothing. Load balancers do not have the names of Services, so
 // [dataplane.Found].Service is "". The error wraps [dataplane.ErrNoRules] if there is no load
 // balancer. Lookup lists all of them.
 func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {

@@ -116,7 +116,7 @@ func (a *Addresses) Release(x netip.Addr) error {
 	return nil
 }
 
-// Held returns the addresses that this process or an earlier one holds.
+// Held returns the addresses that this process or an earlier process holds.
 func (a *Addresses) Held() ([]netip.Addr, error) {
 	if a.nl == nil {
 		return nil, ErrClosed
