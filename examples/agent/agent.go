@@ -42,8 +42,7 @@ type Options struct {
 	// the API server or the manifests.
 	Client *kubeapi.Client
 	// Source, if not nil, provides the objects, for example from a cache of the program.
-	// If Client is set, too, the Agent writes Events and lets no Service take the API
-	// server's address.
+	// If Client is set, too, the Agent writes Events and ignores external IPs that equal the API server's address.
 	Source Source
 	// Node is this node's object. detectLocalMode NodeCIDR requires it if Source is set.
 	Node *v1.Node

@@ -28,9 +28,9 @@
 //
 // The nf_tables table proxier-reset has a set of pairs of Service address and endpoint. Rules in the hooks forward and
 // output reject packets of these pairs "with tcp reset". A pair costs one element, however many connections it has, and
-// the kernel removes it after 20 minutes. The table survives a restart of the process, and [New] reads it. A new
-// process does not notice endpoints that vanished before it ran. [Config].DestroySockets also ends silent connections
-// of the node's own processes.
+// the kernel removes it after 20 minutes. The table survives a restart of the process, and [New] reads it. The
+// package does not notice endpoints that vanish while no process runs. [Config].DestroySockets also ends silent
+// connections of the node's own processes.
 //
 // The package works with data planes that translate destinations in connection tracking, such as packages nftables and
 // iptables. Packets in a flowtable skip the rules until the flow leaves it. It needs CAP_NET_ADMIN and Linux 4.17; on
