@@ -370,8 +370,8 @@ func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	return d, oldest, nil
 }
 
-// keepDirty empties c.dirty, except for the changes in later and for those of now that are unfinished, and returns
-// the oldest mark of these, or 0.
+// keepDirty leaves in c.dirty only the changes in later and the unfinished changes in now, and returns
+// their oldest mark, or 0.
 func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
 	keep := make([]uint32, 0, len(later))
 	for i := range later {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -34,10 +33,15 @@ type place struct {
 // binding is a place that a Service uses.
 type binding struct {
 	place
+	// exact and nodePort are the rules of the frontends at the place, or nil. A node's own
+	// address may also be a Service's external IP, which takes precedence over a NodePort.
+	exact, nodePort *rule
 	// rule is the effective rule. The socket's goroutines read it.
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
 	heard  audience
+	// held reports whether the binding counts in Backend.addresses.
+	held bool
 }
 
 type socket interface {
@@ -67,12 +71,14 @@ type Backend struct {
 	connections   *fairshare.Table[*conn]
 
 	// mu is held by Apply and Shutdown.
-	mu        sync.Mutex
-	closed    bool
-	internal  *internalTraffic
-	services  map[tracker.Key]*service
-	bindings  map[place]*binding
-	addresses map[netip.Addr]bool // those held
+	mu       sync.Mutex
+	closed   bool
+	internal *internalTraffic
+	services map[tracker.Key]*service
+	bindings map[place]*binding
+	// addresses counts the bindings that need each held address. It has a zero only during Apply.
+	addresses map[netip.Addr]int
+	released  bool // addresses has a zero
 }
 
 // Listens reports whether the Backend has a listening socket at an address and port, for
@@ -109,7 +115,7 @@ func New(c Config) (*Backend, error) {
 		config: c, complaints: complaint.NewLog(c.Log), ctx: ctx, cancel: cancel,
 		services:  map[tracker.Key]*service{},
 		bindings:  map[place]*binding{},
-		addresses: map[netip.Addr]bool{},
+		addresses: map[netip.Addr]int{},
 	}
 	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
 	return b, nil
@@ -137,24 +143,66 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 		b.look(own, d.Node.LocalTraffic)
 	}
-	named := make(map[tracker.Key]bool, len(d.Changes))
-	var removed []*service
-	for i := range d.Changes {
-		c := &d.Changes[i]
-		named[c.Key] = true
-		if s := b.change(c, d.Node); s != nil {
-			removed = append(removed, s)
+	wants := b.wants(d)
+
+	for i := range wants {
+		switch w := &wants[i]; {
+		case w.now == nil:
+		case w.service == nil:
+			w.service = newService(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node), b.config.Drain)
+			b.services[w.key] = w.service
+		default:
+			w.service.set(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node))
 		}
 	}
-	for k, s := range b.services {
-		if d.Full && !named[k] {
-			removed = append(removed, s)
-			delete(b.services, k)
+	// All rules are known before a socket changes: a place that another Service takes over stays open.
+	var touched []*binding
+	named := make(map[tracker.Key]bool, len(wants))
+	for i := range wants {
+		w := &wants[i]
+		named[w.key] = true
+		for _, p := range w.service.places {
+			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(w.frontends, func(f bound) bool { return f.place == p }) {
+				bi.drop(w.service)
+				touched = append(touched, bi)
+			}
+		}
+		w.service.places = w.service.places[:0]
+	}
+	for i := range wants {
+		w := &wants[i]
+		for _, f := range w.frontends {
+			w.service.places = append(w.service.places, f.place)
+			bi := b.bindings[f.place]
+			if bi == nil {
+				bi = &binding{place: f.place}
+				b.bindings[f.place] = bi
+			}
+			bi.set(&rule{w.service, f.frontend, b.internal})
+			touched = append(touched, bi)
 		}
 	}
-	failed := b.listenAll(named)
-	for _, s := range removed {
-		s.remove()
+	failed := map[tracker.Key]error{}
+	for _, bi := range touched {
+		r, err := b.update(bi)
+		if err == nil {
+			continue
+		}
+		key := r.service.now.Load().Key
+		if named[key] {
+			failed[key] = errors.Join(failed[key], err)
+		} else { // its external IP is now a NodePort alone
+			b.complaints.Write(slog.LevelWarn, complaint.Port(key.Namespace, key.Name, key.String()), "cannot listen", "error", err)
+		}
+	}
+	for i := range wants {
+		if w := &wants[i]; w.now == nil {
+			w.service.remove()
+			delete(b.services, w.key)
+		}
+	}
+	if b.released {
+		b.release()
 	}
 	if d.Full {
 		if err := b.prune(); err != nil {
@@ -167,93 +215,72 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// change stores the new version of a Service. It returns the Service if it has no frontends any more.
-func (b *Backend) change(c *ruleset.Change, n *ruleset.Node) (removed *service) {
-	k, s := c.Key, b.services[c.Key]
-	var frontends []bound
-	if c.New != nil {
-		frontends = b.places(c.New, n)
-	}
-	if len(frontends) != 0 && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
-		// One line for all ports of a Service.
-		o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
-		b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
-		frontends = nil
-	}
-	if len(frontends) == 0 {
-		delete(b.services, k)
-		return s
-	}
-	m := methodOf(c.New, b.config.Algorithm(c.New), n)
-	if s == nil {
-		s = newService(c.New, m, b.config.Drain)
-		b.services[k] = s
-	} else {
-		s.set(c.New, m)
-	}
-	s.frontends = frontends
-	return nil
-}
-
-// listenAll gives all places their rules and sockets, and the node the addresses of Services. It returns the
-// errors of the named Services, and logs others. Sockets are not entries of a [driver.Driver]: a socket is open
-// before its address is reachable, the oldest Service comes first, and an address of the node may have a socket
-// for a NodePort and an external IP together.
-func (b *Backend) listenAll(named map[tracker.Key]bool) map[tracker.Key]error {
-	// All rules are known before a socket changes: a place that another Service takes over stays open.
-	rules, needed := map[place]*rule{}, map[netip.Addr]bool{}
-	for _, s := range b.services {
-		for _, f := range s.frontends {
-			// A node's own address may also be a Service's external IP, which takes precedence over a NodePort.
-			if nodePort := f.frontend.Kind == ruleset.KindNodePort; rules[f.place] == nil || !nodePort {
-				rules[f.place] = &rule{s, f.frontend, b.internal}
-				needed[f.at.Addr()] = needed[f.at.Addr()] || !nodePort
-			}
-		}
-	}
-	for p, bi := range b.bindings {
-		if rules[p] == nil {
-			b.close(bi)
-			bi.rule.Store(nil)
-			delete(b.bindings, p)
-		}
-	}
-	failed := map[tracker.Key]error{}
-	update := func(p place) {
-		err := b.update(b.bindings[p], rules[p])
-		if err == nil {
-			return
-		}
-		if key := rules[p].service.now.Load().Key; named[key] {
-			failed[key] = errors.Join(failed[key], err)
-		} else { // its external IP is now a NodePort alone
-			b.complaints.Write(slog.LevelWarn, complaint.Port(key.Namespace, key.Name, key.String()), "cannot listen", "error", err)
-		}
-	}
-	var closed []place
-	for p := range rules {
-		if bi := b.bindings[p]; bi == nil || bi.socket == nil {
-			b.bindings[p] = cmp.Or(bi, &binding{place: p})
-			closed = append(closed, p)
-		} else {
-			update(p)
-		}
-	}
-	slices.SortFunc(closed, func(x, y place) int {
-		s, t := rules[x].service.now.Load(), rules[y].service.now.Load()
-		return cmp.Or(s.Spec.CompareAge(t.Spec), s.Key.Compare(t.Key))
-	})
-	for _, p := range closed {
-		update(p)
-	}
-	b.release(needed)
-	return failed
+// want is the change of a Service. Its sockets are not entries of a [driver.Driver]: a socket is open
+// before its address is reachable, Services that have sockets and then the oldest come first, and an
+// address of the node may have a socket for a NodePort and an external IP together.
+type want struct {
+	key       tracker.Key
+	now       *ruleset.Port // nil for a removed Service
+	service   *service      // the state before, nil for a new Service
+	frontends []bound
 }
 
 // bound is a frontend at one place.
 type bound struct {
 	place
 	frontend ruleset.Frontend
+}
+
+// wants returns the changes of a delta.
+func (b *Backend) wants(d *ruleset.Delta) []want {
+	out := make([]want, 0, len(d.Changes))
+	add := func(k tracker.Key, now *ruleset.Port) {
+		w := want{key: k, now: now, service: b.services[k]}
+		if now != nil {
+			w.frontends = b.places(now, d.Node)
+		}
+		switch {
+		case len(w.frontends) == 0:
+			w.now = nil
+		case k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP:
+			// One line for all ports of a Service.
+			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
+			b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
+			w.now, w.frontends = nil, nil
+		}
+		if w.now != nil || w.service != nil {
+			out = append(out, w)
+		}
+	}
+	seen := map[tracker.Key]bool{}
+	for i := range d.Changes {
+		add(d.Changes[i].Key, d.Changes[i].New)
+		seen[d.Changes[i].Key] = true
+	}
+	for k := range b.services {
+		if d.Full && !seen[k] {
+			add(k, nil)
+		}
+	}
+	// Services that have sockets come first, and then the oldest.
+	slices.SortStableFunc(out, func(a, b want) int {
+		if d := cmp.Compare(a.rank(), b.rank()); d != 0 || a.now == nil {
+			return d
+		}
+		return cmp.Or(a.now.Spec.CompareAge(b.now.Spec), a.key.Compare(b.key))
+	})
+	return out
+}
+
+// rank orders Services by their right to sockets.
+func (w *want) rank() int {
+	switch {
+	case w.now == nil:
+		return 2
+	case w.service == nil:
+		return 1
+	}
+	return 0
 }
 
 // places returns the places of a Service's frontends.
@@ -344,30 +371,71 @@ func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) {
 	b.internal = n
 }
 
-// update sets the rule of a place, and opens, changes or closes its socket.
-func (b *Backend) update(bi *binding, r *rule) error {
-	a, nodePort := bi.at.Addr(), r.frontend.Kind == ruleset.KindNodePort
-	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && (nodePort || b.addresses[a]) {
-		return nil
+// set sets one of the rules.
+func (bi *binding) set(r *rule) {
+	if r.frontend.Kind == ruleset.KindNodePort {
+		bi.nodePort = r
+	} else {
+		bi.exact = r
+	}
+}
+
+// drop removes the rules of a Service.
+func (bi *binding) drop(s *service) {
+	if bi.exact != nil && bi.exact.service == s {
+		bi.exact = nil
+	}
+	if bi.nodePort != nil && bi.nodePort.service == s {
+		bi.nodePort = nil
+	}
+}
+
+// update opens, changes or closes the socket of a place according to its rules. It returns the effective one.
+func (b *Backend) update(bi *binding) (*rule, error) {
+	r := bi.exact
+	if r == nil {
+		r = bi.nodePort
+	}
+	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && (bi.exact != nil) == bi.held {
+		if r == nil {
+			delete(b.bindings, bi.place)
+		}
+		return r, nil
 	}
 	bi.rule.Store(r)
 	if !r.listens() {
-		b.close(bi)
-	} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, a) {
+		if bi.socket != nil {
+			bi.socket.close()
+			bi.socket = nil
+			b.socketClosed(bi.place)
+		}
+	} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
 		// Its program, such as node-local-dns, gets the connections until the address leaves the node.
 		k := r.service.now.Load().Key
 		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cluster IP is the node's own address, and left to the program that listens there", "error", err)
 	} else if err != nil {
-		return err
+		return r, err
 	}
 	// The socket is open before the address is reachable.
-	if !nodePort && !b.addresses[a] {
-		if err := b.config.Addresses.Hold(a); err != nil {
-			return fmt.Errorf("cannot add address %s to the node: %w", a, err)
+	switch {
+	case bi.exact != nil && !bi.held:
+		a := bi.at.Addr()
+		if _, held := b.addresses[a]; !held {
+			if err := b.config.Addresses.Hold(a); err != nil {
+				return r, fmt.Errorf("cannot add address %s to the node: %w", a, err)
+			}
 		}
-		b.addresses[a] = true
+		b.addresses[a]++
+		bi.held = true
+	case bi.exact == nil && bi.held:
+		b.addresses[bi.at.Addr()]--
+		b.released = b.released || b.addresses[bi.at.Addr()] == 0
+		bi.held = false
 	}
-	return nil
+	if r == nil {
+		delete(b.bindings, bi.place)
+	}
+	return r, nil
 }
 
 // listen opens the socket of a place, or changes its audience.
@@ -406,37 +474,33 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 	return nil
 }
 
-// close closes the socket of a place, if there is one.
-func (b *Backend) close(bi *binding) {
-	if bi.socket != nil {
-		bi.socket.close()
-		bi.socket = nil
-		b.listening.Delete(bi.place)
-		b.config.Sockets.Give()
-	}
+// socketClosed counts a listening socket as closed.
+func (b *Backend) socketClosed(p place) {
+	b.listening.Delete(p)
+	b.config.Sockets.Give()
 }
 
-// release removes the addresses that are not needed from the node. It resets the connections through
+// release removes the addresses without bindings from the node. It resets the connections through
 // them, which could not receive any more. A connection that is not in the table yet finds no rule.
-func (b *Backend) release(needed map[netip.Addr]bool) {
-	gone := maps.Clone(b.addresses)
-	maps.DeleteFunc(gone, func(a netip.Addr, _ bool) bool { return needed[a] })
-	if len(gone) == 0 {
-		return
-	}
+func (b *Backend) release() {
 	b.connectionsMu.Lock()
 	for c := range b.connections.All() {
-		if a := c.at.Addr(); gone[a] && !slices.Contains(b.internal.own, a) {
+		a := c.at.Addr()
+		if uses, held := b.addresses[a]; held && uses == 0 && !slices.Contains(b.internal.own, a) {
 			c.cut()
 		}
 	}
 	b.connectionsMu.Unlock()
-	for a := range gone {
+	for a, uses := range b.addresses {
+		if uses != 0 {
+			continue
+		}
 		delete(b.addresses, a)
 		if err := b.config.Addresses.Release(a); err != nil {
 			b.config.Log.Warn("cannot release address", "address", a, "error", err)
 		}
 	}
+	b.released = false
 }
 
 // prune releases the addresses that an earlier process held, and restores missing ones.
@@ -445,10 +509,13 @@ func (b *Backend) prune() error {
 	if err != nil {
 		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
 	}
-	missing := maps.Clone(b.addresses)
+	missing := make(map[netip.Addr]bool, len(b.addresses))
+	for a := range b.addresses {
+		missing[a] = true
+	}
 	var errs []error
 	for _, a := range held {
-		if !b.addresses[a] {
+		if _, uses := b.addresses[a]; !uses {
 			if err := b.config.Addresses.Release(a); err != nil { // no Service needs it
 				b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "address", Name: a.String()}, "cannot release an address of an earlier process", "error", err)
 			}
@@ -472,7 +539,10 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	}
 	b.closed = true
 	for _, bi := range b.bindings {
-		b.close(bi)
+		if bi.socket != nil {
+			bi.socket.close()
+			b.socketClosed(bi.place)
+		}
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -491,7 +561,10 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	}
 	b.cancel() // resets every connection
 	<-ended
-	b.release(nil)
+	for a := range b.addresses {
+		b.addresses[a] = 0
+	}
+	b.release()
 	clear(b.bindings)
 	clear(b.services)
 	return err

@@ -15,8 +15,9 @@ import (
 // service is the state of a Service port: the load balancers, and the connections of its
 // endpoints.
 type service struct {
-	drain     time.Duration
-	frontends []bound // Only Apply uses them.
+	drain time.Duration
+	// places holds the places where it has or needs sockets. Only Apply uses it.
+	places []place
 
 	now      atomic.Pointer[ruleset.Port] // never nil
 	balancer *balancer
