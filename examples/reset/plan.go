@@ -1,7 +1,11 @@
 package reset
 
 import (
+	"container/list"
+	"iter"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -9,7 +13,6 @@ import (
 	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // pair is an address of a Service and an endpoint that it lost. The address of a NodePort is
@@ -46,96 +49,84 @@ func anyAddr(a netip.Addr) netip.Addr {
 // plan decides which pairs are written. It does no I/O.
 type plan struct {
 	delay time.Duration
-	// endpoints holds the endpoints that vanished, by their address and port.
-	endpoints map[netip.Addr]map[uint16]*vanished
+	// endpoints holds the entries of the endpoints that vanished, by endpoint and frontend.
+	endpoints map[netip.AddrPort]map[netip.AddrPort]*entry
 	// held holds the entries that count for the limit. Pairs of an earlier process count for the namespace "".
 	held *fairshare.Table[*entry]
-	// leaving holds the pairs that gave way and are to be removed from the kernel. They no longer
-	// count.
-	leaving map[*entry]struct{}
+	// waiting holds the entries to write, and written those that the kernel has, in the order of their times. leaving holds
+	// the ones that gave way and are to be removed from the kernel. They no longer count.
+	waiting, written, leaving list.List
 	// gaveWay counts the entries of each namespace that gave way, until gaveWayOnce.
 	gaveWay map[string]int
 	// changed is set when an entry is added.
 	changed bool
 }
 
-func newPlan(delay time.Duration, limit int) plan {
-	return plan{
+func newPlan(delay time.Duration, limit int) *plan {
+	return &plan{
 		delay: delay, held: fairshare.New[*entry](limit),
-		endpoints: map[netip.Addr]map[uint16]*vanished{},
-		leaving:   map[*entry]struct{}{}, gaveWay: map[string]int{},
+		endpoints: map[netip.AddrPort]map[netip.AddrPort]*entry{}, gaveWay: map[string]int{},
 	}
 }
 
-// vanished is the state of an endpoint.
-type vanished struct {
-	// pairs holds the endpoint's pairs by their frontend. The kernel does not have unwritten of
-	// them.
-	pairs     map[netip.AddrPort]*entry
-	unwritten int
-	// next is the time at which these are to be written or, if there are none, at which the
-	// kernel has removed all.
-	next time.Time
-}
-
-// entry is what counts for the limit: a pair.
+// entry is a pair, in one of the lists of the plan.
 type entry struct {
 	pair
 	namespace string
-	written   bool
+	// at is the time at which the pair is to be written, or at which the kernel removes it.
+	at      time.Time
+	in      *list.List
+	element *list.Element
 }
 
-func (p *plan) at(endpoint netip.AddrPort) *vanished {
-	return p.endpoints[endpoint.Addr()][endpoint.Port()]
-}
-
-// make returns the state of an endpoint, which it adds if it is missing.
-func (p *plan) make(endpoint netip.AddrPort) *vanished {
-	v := p.at(endpoint)
-	if v == nil {
-		v = &vanished{pairs: map[netip.AddrPort]*entry{}}
-		if p.endpoints[endpoint.Addr()] == nil {
-			p.endpoints[endpoint.Addr()] = map[uint16]*vanished{}
-		}
-		p.endpoints[endpoint.Addr()][endpoint.Port()] = v
+// move moves an entry to the end of a list.
+func (e *entry) move(to *list.List, at time.Time) {
+	if e.in != nil {
+		e.in.Remove(e.element)
 	}
-	return v
+	e.in, e.element, e.at = to, to.PushBack(e), at
 }
 
-func (p *plan) unmake(endpoint netip.AddrPort) {
-	delete(p.endpoints[endpoint.Addr()], endpoint.Port())
-	if len(p.endpoints[endpoint.Addr()]) == 0 {
-		delete(p.endpoints, endpoint.Addr())
+// add adds an entry, unless there is one for the pair.
+func (p *plan) add(w pair, namespace string, to *list.List, at time.Time) {
+	of := p.endpoints[w.endpoint]
+	if of == nil {
+		of = map[netip.AddrPort]*entry{}
+		p.endpoints[w.endpoint] = of
 	}
-}
-
-// hold counts an entry. If there are too many then, another one gives way: the oldest of the namespace that has most.
-func (p *plan) hold(e *entry) {
+	e := of[w.frontend]
+	switch {
+	case e == nil:
+		e = &entry{pair: w, namespace: namespace}
+		of[w.frontend] = e
+		e.move(to, at)
+	case e.in == &p.leaving: // the kernel still has it
+		e.namespace = namespace
+		e.move(&p.written, e.at)
+	default:
+		return
+	}
 	p.changed = true
-	gone, full := p.held.Add(e, fairshare.Holder{Namespace: e.namespace})
+	// If there are too many, the oldest of the namespace that has most gives way.
+	gone, full := p.held.Add(e, fairshare.Holder{Namespace: namespace})
 	if !full {
 		return
 	}
 	p.gaveWay[gone.namespace]++
-	if gone.written {
-		p.leaving[gone] = struct{}{}
+	if gone.in == &p.written {
+		gone.move(&p.leaving, gone.at)
 	} else {
-		p.removePair(gone)
+		p.remove(gone)
 	}
 }
 
-// removePair deletes an entry from the state of its endpoint.
-func (p *plan) removePair(e *entry) {
-	v := p.at(e.endpoint)
-	if v == nil || v.pairs[e.frontend] != e {
-		return
-	}
-	delete(v.pairs, e.frontend)
-	if !e.written {
-		v.unwritten--
-	}
-	if len(v.pairs) == 0 {
-		p.unmake(e.endpoint)
+// remove forgets an entry. An entry may be removed twice.
+func (p *plan) remove(e *entry) {
+	e.in.Remove(e.element)
+	p.held.Remove(e)
+	of := p.endpoints[e.endpoint]
+	if delete(of, e.frontend); len(of) == 0 {
+		delete(p.endpoints, e.endpoint)
 	}
 }
 
@@ -152,26 +143,8 @@ func (p *plan) gaveWayOnce() (n int, namespace string) {
 	return n, namespace
 }
 
-// leavingPairs returns the pairs that are to be removed from the kernel.
-func (p *plan) leavingPairs() (out []pair) {
-	for e := range p.leaving {
-		if v := p.at(e.endpoint); v != nil && v.pairs[e.frontend] == e {
-			out = append(out, e.pair)
-		}
-	}
-	return out
-}
-
-// left notes that the kernel no longer has leavingPairs.
-func (p *plan) left() {
-	for e := range p.leaving {
-		p.removePair(e)
-	}
-	clear(p.leaving)
-}
-
-// returning forgets the endpoints that d has again and returns the written pairs of these.
-func (p *plan) returning(d *ruleset.Delta) (out []pair) {
+// returning returns the entries of the endpoints that d has again.
+func (p *plan) returning(d *ruleset.Delta) (out []*entry) {
 	if len(p.endpoints) == 0 {
 		return nil
 	}
@@ -185,23 +158,7 @@ func (p *plan) returning(d *ruleset.Delta) (out []pair) {
 			_, now = listdiff.Trim(c.Old.Endpoints, now)
 		}
 		for _, ep := range now {
-			out = append(out, p.remove(ep.Addr)...)
-		}
-	}
-	return out
-}
-
-// remove forgets an endpoint and returns its written pairs.
-func (p *plan) remove(endpoint netip.AddrPort) (out []pair) {
-	v := p.at(endpoint)
-	if v == nil {
-		return nil
-	}
-	p.unmake(endpoint)
-	for _, e := range v.pairs {
-		p.held.Remove(e)
-		if e.written {
-			out = append(out, e.pair)
+			out = slices.AppendSeq(out, maps.Values(p.endpoints[ep.Addr]))
 		}
 	}
 	return out
@@ -224,124 +181,72 @@ func (p *plan) record(c *ruleset.Change, now time.Time) {
 		if _, ok := stays[ep.Addr]; ok || ep.Terminating && ep.Serving {
 			continue
 		}
-		p.add(ep, c, now)
-	}
-}
-
-// add notes that a Service lost an endpoint.
-func (p *plan) add(ep *tracker.Endpoint, c *ruleset.Change, now time.Time) {
-	at := now.Add(p.delay)
-	for i := range c.Old.Frontends {
-		p.addPair(pair{frontend(&c.Old.Frontends[i], c.Key.Family), ep.Addr}, c.Key.Namespace, at)
-	}
-}
-
-// addPair notes a pair to write at a time. Pairs of the same endpoint that wait delay it. A pair of
-// an address and itself has no connections that are translated.
-func (p *plan) addPair(w pair, namespace string, at time.Time) {
-	if w.frontend == w.endpoint {
-		return
-	}
-	if v := p.at(w.endpoint); v != nil && v.pairs[w.frontend] != nil {
-		e := v.pairs[w.frontend]
-		if _, ok := p.leaving[e]; ok {
-			delete(p.leaving, e)
-			e.namespace = namespace
-			p.hold(e)
-		}
-		return
-	}
-	e := &entry{pair: w, namespace: namespace}
-	p.hold(e) // the endpoint's last pair may give way
-	v := p.make(w.endpoint)
-	if v.unwritten == 0 || v.next.Before(at) {
-		v.next = at
-	}
-	v.pairs[w.frontend] = e
-	v.unwritten++
-}
-
-// frontend returns the address of f in a pair.
-func frontend(f *ruleset.Frontend, family tracker.Family) netip.AddrPort {
-	a := f.Addr
-	if f.Kind == ruleset.KindNodePort {
-		a = netip.IPv4Unspecified()
-		if family == tracker.IPv6 {
-			a = netip.IPv6Unspecified()
-		}
-	}
-	return netip.AddrPortFrom(a, f.Port)
-}
-
-// all calls f with each endpoint. f may delete it.
-func (p *plan) all(f func(netip.AddrPort, *vanished)) {
-	for a, ports := range p.endpoints {
-		for port, v := range ports {
-			f(netip.AddrPortFrom(a, port), v)
-		}
-	}
-}
-
-// due returns the pairs to write. It forgets the endpoints that exist again and those whose
-// pairs have expired.
-func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair) {
-	p.all(func(endpoint netip.AddrPort, v *vanished) {
-		if now.Before(v.next) {
-			return
-		}
-		if v.unwritten == 0 {
-			p.remove(endpoint) // it has expired
-			return
-		}
-		again := exists(endpoint)
-		for _, e := range v.pairs {
-			switch {
-			case e.written:
-			case again:
-				p.held.Remove(e)
-				p.removePair(e)
-			default:
-				out = append(out, e.pair)
+		for i := range c.Old.Frontends {
+			f := &c.Old.Frontends[i]
+			w := pair{netip.AddrPortFrom(f.Addr, f.Port), ep.Addr}
+			if f.Kind == ruleset.KindNodePort {
+				w.frontend = netip.AddrPortFrom(anyAddr(ep.Addr.Addr()), f.Port)
+			}
+			if w.frontend != w.endpoint { // their connections are not translated
+				p.add(w, c.Key.Namespace, &p.waiting, now.Add(p.delay))
 			}
 		}
-		if again {
-			v.next = v.next.Add(lifetime)
+	}
+}
+
+// due returns the pairs to write. It forgets the pairs of endpoints that exist again and those that the kernel has removed.
+func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair) {
+	for e := range entries(&p.written) {
+		if now.Before(e.at) {
+			break
 		}
-	})
+		p.remove(e)
+	}
+	var last netip.AddrPort // most entries of an endpoint follow each other
+	again := false
+	for e := range entries(&p.waiting) {
+		if now.Before(e.at) {
+			break
+		}
+		if e.endpoint != last {
+			last, again = e.endpoint, exists(e.endpoint)
+		}
+		if again {
+			p.remove(e)
+		} else {
+			out = append(out, e.pair)
+		}
+	}
 	return out
 }
 
-// wrote notes that the kernel has the pairs.
+// entries yields the entries of a list, which may be removed.
+func entries(l *list.List) iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		for at := l.Front(); at != nil; {
+			e := at.Value.(*entry)
+			if at = at.Next(); !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// wrote notes that the kernel has the pairs of due.
 func (p *plan) wrote(pairs []pair, now time.Time) {
 	for _, w := range pairs {
-		if v := p.at(w.endpoint); v != nil {
-			if e := v.pairs[w.frontend]; e != nil && !e.written {
-				e.written = true
-				v.unwritten--
+		p.endpoints[w.endpoint][w.frontend].move(&p.written, now.Add(lifetime))
+	}
+}
+
+// next returns the time of the next call of due, or the zero time if nothing is waiting.
+func (p *plan) next() (at time.Time) {
+	for _, l := range []*list.List{&p.waiting, &p.written} {
+		if first := l.Front(); first != nil {
+			if e := first.Value.(*entry); at.IsZero() || e.at.Before(at) {
+				at = e.at
 			}
-			v.next = now.Add(lifetime)
 		}
 	}
-}
-
-// next returns the time of the next call of due. ok is false if nothing is waiting.
-func (p *plan) next() (at time.Time, ok bool) {
-	p.all(func(_ netip.AddrPort, v *vanished) {
-		if !ok || v.next.Before(at) {
-			at, ok = v.next, true
-		}
-	})
-	return at, ok
-}
-
-// adopt takes over a pair that the kernel has.
-func (p *plan) adopt(w pair, expires time.Time) {
-	v := p.make(w.endpoint)
-	if v.pairs[w.frontend] != nil {
-		return
-	}
-	e := &entry{pair: w, written: true}
-	v.pairs[w.frontend] = e
-	v.next = expires
-	p.hold(e)
+	return at
 }

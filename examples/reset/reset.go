@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -102,7 +104,7 @@ type Resetter struct {
 
 	mu     sync.Mutex
 	table  table
-	plan   plan
+	plan   *plan
 	closed bool
 }
 
@@ -153,8 +155,8 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 		return nil, fmt.Errorf("reset: cannot read the table: %w", err)
 	}
 	now := time.Now()
-	for w, left := range pairs {
-		r.plan.adopt(w, now.Add(left))
+	for _, w := range slices.SortedFunc(maps.Keys(pairs), func(a, b pair) int { return cmp.Compare(pairs[a], pairs[b]) }) {
+		r.plan.add(w, "", &r.plan.written, now.Add(pairs[w]))
 	}
 	return r, nil
 }
@@ -211,16 +213,18 @@ func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
 	if r.closed {
 		return nil
 	}
-	pairs := r.plan.returning(d)
-	if len(pairs) == 0 {
-		return nil
+	back := r.plan.returning(d)
+	var pairs []pair
+	for _, e := range back {
+		if e.in != &r.plan.waiting {
+			pairs = append(pairs, e.pair)
+		}
 	}
 	if err := r.table.remove(ctx, pairs); err != nil {
-		now := time.Now()
-		for _, w := range pairs { // so that the next attempt removes them
-			r.plan.adopt(w, now.Add(lifetime))
-		}
 		return fmt.Errorf("reset: cannot remove endpoints that returned: %w", err)
+	}
+	for _, e := range back {
+		r.plan.remove(e)
 	}
 	return nil
 }
@@ -265,97 +269,85 @@ func (r *Resetter) Run(ctx context.Context) error {
 func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	r.destroying.Lock()
 	defer r.destroying.Unlock()
-	if wait := time.Until(r.notBefore); wait > 0 {
-		return wait, r.closedError()
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return 0, os.ErrClosed
 	}
-	pairs, wait, err := r.writeDue(ctx)
-	r.reportLimit()
-	if len(pairs) != 0 {
-		r.notBefore = time.Now().Add(r.config.Delay)
+	var pairs []pair
+	wait := time.Until(r.notBefore)
+	if wait <= 0 {
+		pairs, wait = r.writeDue(ctx)
 	}
-	if err != nil || len(pairs) == 0 {
-		return wait, err
+	limited, namespace := r.plan.gaveWayOnce()
+	r.mu.Unlock()
+
+	hooks := r.config.Hooks
+	if limited != 0 {
+		if hooks != nil && hooks.Limited != nil {
+			hooks.Limited(limited)
+		}
+		r.report(&r.limitLines, slog.LevelWarn, "too many addresses of vanished endpoints: connections to the oldest do not end",
+			"limit", r.config.Limit, "pairs", limited, "namespace", namespace)
 	}
+	if len(pairs) == 0 {
+		return wait, nil
+	}
+	r.notBefore = time.Now().Add(r.config.Delay)
 	info := Group{Addresses: len(pairs), Sockets: r.destroySockets(ctx, pairs)}
 	endpoints := map[netip.AddrPort]struct{}{}
 	for _, w := range pairs {
 		endpoints[w.endpoint] = struct{}{}
 	}
 	info.Endpoints = len(endpoints)
-	if t := r.config.Hooks; t != nil && t.Ended != nil {
-		t.Ended(info)
+	if hooks != nil && hooks.Ended != nil {
+		hooks.Ended(info)
 	}
-	if suppressed, ok := r.lines.Take(time.Now()); ok {
-		args := []any{"endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets}
-		if suppressed > 0 {
-			args = append(args, "suppressed", suppressed)
-		}
-		r.log.Info("ending connections to vanished endpoints", args...)
-	}
+	r.report(&r.lines, slog.LevelInfo, "ending connections to vanished endpoints",
+		"endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets)
 	return wait, nil
 }
 
-// reportLimit reports pairs that gave way.
-func (r *Resetter) reportLimit() {
-	r.mu.Lock()
-	n, namespace := r.plan.gaveWayOnce()
-	r.mu.Unlock()
-	if n == 0 {
-		return
+// report writes a line, if the bucket allows it.
+func (r *Resetter) report(lines *complaint.Bucket, level slog.Level, message string, args ...any) {
+	suppressed, ok := lines.Take(time.Now())
+	if suppressed > 0 {
+		args = append(args, "suppressed", suppressed)
 	}
-	if t := r.config.Hooks; t != nil && t.Limited != nil {
-		t.Limited(n)
-	}
-	if suppressed, ok := r.limitLines.Take(time.Now()); ok {
-		args := []any{"limit", r.config.Limit, "pairs", n, "namespace", namespace}
-		if suppressed > 0 {
-			args = append(args, "suppressed", suppressed)
-		}
-		r.log.Warn("too many addresses of vanished endpoints: connections to the oldest do not end", args...)
+	if ok {
+		r.log.Log(context.Background(), level, message, args...)
 	}
 }
 
-func (r *Resetter) closedError() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return os.ErrClosed
-	}
-	return nil
-}
-
-// writeDue writes the pairs that are due and returns them, with the time until the next step.
-func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil, 0, os.ErrClosed
-	}
+// writeDue writes the pairs that are due and returns them, with the time until the next step. The caller holds r.mu.
+func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration) {
 	exists := r.config.Exists
 	if exists == nil {
 		exists = func(netip.AddrPort) bool { return false }
 	}
-	if gone := r.plan.leavingPairs(); len(gone) != 0 {
-		if err := r.table.remove(ctx, gone); err != nil {
-			r.log.Error("cannot remove pairs of vanished endpoints beyond the limit", "error", err)
-			return nil, r.config.Delay, nil
-		}
+	var leaving []pair
+	for e := range entries(&r.plan.leaving) {
+		leaving = append(leaving, e.pair)
 	}
-	r.plan.left()
+	if err := r.table.remove(ctx, leaving); err != nil {
+		r.log.Error("cannot remove pairs of vanished endpoints beyond the limit", "error", err)
+		return nil, r.config.Delay
+	}
+	for e := range entries(&r.plan.leaving) {
+		r.plan.remove(e)
+	}
 	now := time.Now()
 	pairs := r.plan.due(now, exists)
-	if len(pairs) != 0 {
-		if err := r.table.add(ctx, pairs); err != nil {
-			r.log.Error("cannot end connections to vanished endpoints", "error", err)
-			return nil, r.config.Delay, nil
-		}
-		r.plan.wrote(pairs, now)
+	if err := r.table.add(ctx, pairs); err != nil {
+		r.log.Error("cannot end connections to vanished endpoints", "error", err)
+		return nil, r.config.Delay
 	}
-	next, ok := r.plan.next()
-	if !ok {
-		return pairs, lifetime, nil
+	r.plan.wrote(pairs, now)
+	next := r.plan.next()
+	if next.IsZero() {
+		return pairs, lifetime
 	}
-	return pairs, max(time.Until(next), time.Millisecond), nil
+	return pairs, max(time.Until(next), time.Millisecond)
 }
 
 // destroySockets destroys the local sockets of pairs, if the configuration says so, and returns
@@ -377,7 +369,7 @@ func (r *Resetter) destroySockets(ctx context.Context, pairs []pair) int {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.plan.at(w.endpoint) != nil
+		return r.plan.endpoints[w.endpoint] != nil
 	})
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP):

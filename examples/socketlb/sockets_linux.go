@@ -2,20 +2,19 @@ package socketlb
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"io/fs"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/inetdiag"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -136,55 +135,23 @@ func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
 // enter, and deletes the cookies that it finds. refused is the error about another namespace, if any.
 func (b *Backend) abort(cookies map[uint64]bool) (refused, err error) {
 	return b.host.eachNamespace(func() error {
-		var failed error
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			list, err := netlink.SocketDiagUDP(family)
-			if err != nil {
-				return errors.Join(failed, err)
-			}
-			for _, s := range list {
-				cookie := uint64(s.ID.Cookie[1])<<32 | uint64(s.ID.Cookie[0])
-				if !cookies[cookie] {
-					continue
+		var sockets []inetdiag.Socket
+		var errs []error
+		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+			errs = append(errs, inetdiag.List(unix.IPPROTO_UDP, family, math.MaxUint32, func(s inetdiag.Socket) {
+				if cookies[s.Cookie()] {
+					sockets = append(sockets, s)
 				}
-				delete(cookies, cookie)
-				if err := destroy(s); err != nil && !errors.Is(err, unix.ENOENT) {
-					failed = errors.Join(failed, err)
-				}
+			}))
+		}
+		for _, s := range sockets {
+			delete(cookies, s.Cookie())
+			if err := s.Destroy(); !errors.Is(err, unix.ENOENT) { // ENOENT: it was closed
+				errs = append(errs, err)
 			}
 		}
-		return failed
+		return errors.Join(errs...)
 	})
-}
-
-// destroy ends a UDP socket (SOCK_DESTROY of include/uapi/linux/sock_diag.h, with a struct
-// inet_diag_req_v2). The library's SocketDestroy knows TCP over IPv4 alone.
-func destroy(s *netlink.Socket) error {
-	const (
-		ports     = 8
-		addresses = 12
-		length    = 16 // of an address
-		device    = addresses + 2*length
-		size      = 56
-	)
-	req := make([]byte, size)
-	req[0], req[1] = s.Family, unix.IPPROTO_UDP
-	be, ne := binary.BigEndian, binary.NativeEndian
-	be.PutUint16(req[ports:], s.ID.SourcePort)
-	be.PutUint16(req[ports+2:], s.ID.DestinationPort)
-	from, to := s.ID.Source.To16(), s.ID.Destination.To16()
-	if s.Family == unix.AF_INET {
-		from, to = s.ID.Source.To4(), s.ID.Destination.To4()
-	}
-	copy(req[addresses:], from)
-	copy(req[addresses+length:], to)
-	ne.PutUint32(req[device:], s.ID.Interface)
-	ne.PutUint32(req[device+4:], s.ID.Cookie[0])
-	ne.PutUint32(req[device+8:], s.ID.Cookie[1])
-	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
-	r.AddRawData(req)
-	_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
-	return err
 }
 
 // eachNamespace calls f in the node's network namespace and in those of all processes, and
