@@ -53,7 +53,7 @@ func ExampleRenderer() {
 		}
 	}
 
-	tables := fake.New(true)
+	tables := fake.New()
 	for _, in := range tx.Inputs(0) {
 		if err := tables.Load(in.Text); err != nil {
 			panic(err)

@@ -12,8 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptmemory"
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
-	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -64,7 +64,7 @@ func FuzzInjection(f *testing.F) {
 				if got := bytes.Count(in.Bytes(), []byte("\n")); got != lines {
 					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.String())
 				}
-				for _, p := range []programs{&memoryPrograms{memory: newMemory(NFT), Tables: fake.New(true)}, real[family]} {
+				for _, p := range []programs{&memoryPrograms{memory: newMemory(NFT), Tables: iptmemory.New()}, real[family]} {
 					if p == nil {
 						continue
 					}

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/iptext"
+	"github.com/go-proxier/proxier/internal/iptmemory"
 	"github.com/go-proxier/proxier/internal/iptool"
-	"github.com/go-proxier/proxier/iptables/fake"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -22,7 +22,8 @@ import (
 // memory is a kernel in memory, with programs that a test can make misbehave. It outlives the
 // backends that close it.
 type memory struct {
-	tables map[tracker.Family]*fake.Tables
+	flavor Flavor
+	tables map[tracker.Family]*iptmemory.Tables
 
 	mu       sync.Mutex
 	sysctls  map[string]string
@@ -36,11 +37,11 @@ type memory struct {
 
 func newMemory(flavor Flavor) *memory {
 	m := &memory{
-		tables:  map[tracker.Family]*fake.Tables{},
+		flavor: flavor, tables: map[tracker.Family]*iptmemory.Tables{},
 		sysctls: map[string]string{routeLocalnet: "0", tcpBeLiberal: "0"}, objects: map[string]bool{},
 	}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		m.tables[f] = fake.New(flavor == NFT)
+		m.tables[f] = iptmemory.New()
 		m.tables[f].Accounting = func(name string) bool {
 			_, ok, _ := m.Packets(name)
 			return ok
@@ -130,7 +131,7 @@ func (m *memory) Programs(_ context.Context, f tracker.Family) (programs, error)
 
 // memoryPrograms is the programs of one family.
 type memoryPrograms struct {
-	*fake.Tables
+	*iptmemory.Tables
 	memory *memory
 	family tracker.Family
 }
@@ -142,6 +143,8 @@ func programName(f tracker.Family) string {
 	}
 	return "iptables"
 }
+
+func (p *memoryPrograms) NFT() bool { return p.memory.flavor == NFT }
 
 func (p *memoryPrograms) Restore(ctx context.Context, input []byte, options ...string) error {
 	m := p.memory

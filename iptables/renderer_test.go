@@ -18,14 +18,8 @@ import (
 // fails.
 func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	tables := map[tracker.Family]*fake.Tables{}
-	fill := func(f tracker.Family) *fake.Tables {
-		t := fake.New(true)
-		t.Before = func(string) error { return env.Fail() }
-		t.After = func(string) error { env.Look(); return nil }
-		return t
-	}
 	for _, f := range env.Families {
-		tables[f] = fill(f)
+		tables[f] = fake.New()
 	}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
@@ -43,7 +37,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 					if err != nil {
 						return err
 					}
-					if err := commit(tx, tables[f], d.Full); err != nil {
+					if err := commit(tx, tables[f], d.Full, env); err != nil {
 						tx.Revert()
 						return errors.Join(ruleset.ErrNeedFull, err)
 					}
@@ -55,7 +49,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 		Dump: func() string {
 			var b strings.Builder
 			for _, f := range env.Families {
-				tables[f].Save(context.Background(), "", &b)
+				b.WriteString(tables[f].Save())
 			}
 			return b.String()
 		},
@@ -63,17 +57,19 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 }
 
 // commit applies a transaction. That of a full delta is for empty tables.
-func commit(tx *Transaction, to *fake.Tables, full bool) error {
+func commit(tx *Transaction, to *fake.Tables, full bool, env conformance.SimEnv) error {
+	restore := to.Restore
+	if full {
+		restore = to.Load
+	}
 	for _, in := range tx.Inputs(0) {
-		var err error
-		if full {
-			err = to.Load(in.Text)
-		} else {
-			err = to.Restore(context.Background(), []byte(in.Text))
-		}
-		if err != nil {
+		if err := env.Fail(); err != nil {
 			return err
 		}
+		if err := restore(in.Text); err != nil {
+			return err
+		}
+		env.Look()
 	}
 	return nil
 }

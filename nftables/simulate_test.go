@@ -95,12 +95,10 @@ func noteElsewhere(d *ruleset.Delta, to map[netip.Addr]bool) {
 // its text that fails. The rules are interpreted as they are written.
 func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	tables := fake.New()
-	tables.Before = func(string) error { return env.Fail() }
-	tables.After = func(string) { env.Look() }
 	elsewhere := map[netip.Addr]bool{}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			b := rendererBackend{tables: tables, elsewhere: elsewhere}
+			b := rendererBackend{env: env, tables: tables, elsewhere: elsewhere}
 			for _, f := range env.Families {
 				r := must.Get(NewRenderer(Config{Stages: Stages{DestinationNAT: -7, Filter: 3, SourceNAT: 9}}, f))(tb)
 				b.renderers = append(b.renderers, r)
@@ -113,6 +111,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 
 // rendererBackend is a vendor's backend.
 type rendererBackend struct {
+	env       conformance.SimEnv
 	tables    *fake.Tables
 	renderers []*Renderer
 	elsewhere map[netip.Addr]bool
@@ -136,10 +135,15 @@ func (b rendererBackend) Apply(_ context.Context, d *ruleset.Delta) error {
 		if table := familyName(tx.Family()) + " proxier"; d.Full {
 			text = fmt.Sprintf("add table %s\ndelete table %s\n%s", table, table, text)
 		}
-		if err := b.tables.Load(text); err != nil {
+		err = b.env.Fail()
+		if err == nil {
+			err = b.tables.Load(text)
+		}
+		if err != nil {
 			tx.Revert()
 			return errors.Join(ruleset.ErrNeedFull, err)
 		}
+		b.env.Look()
 	}
 	if len(refused.Failed) != 0 {
 		return refused

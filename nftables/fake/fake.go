@@ -22,12 +22,6 @@ import (
 
 // Tables holds tables of all families. [New] makes one. Its methods may be called concurrently.
 type Tables struct {
-	// Before, unless it is nil, is called with each text. An error is the result of Load, and the text has
-	// no effect.
-	Before func(text string) error
-	// After, unless it is nil, is called after a text that was applied.
-	After func(text string)
-
 	mu     sync.Mutex
 	kernel memory.Kernel
 }
@@ -38,19 +32,10 @@ func New() *Tables { return &Tables{} }
 // Load applies a text as "nft -f" does: as a whole or, if it returns an error, not at all. The error wraps
 // a [syscall.Errno] if the kernel would refuse the text.
 func (t *Tables) Load(text string) error {
-	if t.Before != nil {
-		if err := t.Before(text); err != nil {
-			return err
-		}
-	}
 	t.mu.Lock()
-	err := t.kernel.Load(text)
-	t.mu.Unlock()
-	if err != nil {
+	defer t.mu.Unlock()
+	if err := t.kernel.Load(text); err != nil {
 		return fmt.Errorf("fake: %w", err)
-	}
-	if t.After != nil {
-		t.After(text)
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/inet"
-	"github.com/go-proxier/proxier/iptables/fake"
+	"github.com/go-proxier/proxier/internal/iptmemory"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -16,7 +16,7 @@ import (
 // way is a packet's way through the namespace.
 type way struct {
 	*Kernel
-	fake.Flow
+	iptmemory.Flow
 	family tracker.Family
 	// ipvs is set after IPVS replaced the destination.
 	ipvs bool
@@ -27,7 +27,7 @@ type way struct {
 func (k *Kernel) Handle(p ruleset.Packet) conformance.Outcome {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	w := &way{Kernel: k, Flow: fake.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
+	w := &way{Kernel: k, Flow: iptmemory.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
 	w.NodeAddresses = k.local()
 	w.Match, w.MapSet = w.match, w.mapSet
 	toNode := slices.Contains(w.NodeAddresses, p.To.Addr())
@@ -117,7 +117,7 @@ func (w *way) balance(v *Virtual) conformance.Outcome {
 	return out
 }
 
-// match evaluates the options that fake.Tables does not know.
+// match evaluates the options that iptmemory.Tables does not know.
 func (w *way) match(option, value string) bool {
 	switch option {
 	case "--ipvs":

@@ -9,7 +9,7 @@
 //
 // It is a simulator, not a mock: like the kernel, it refuses what exists, what is missing, and elements for
 // which a set has no room. It knows the syntax that package ipvs uses. Its iptables rules are those of
-// package [github.com/go-proxier/proxier/iptables/fake].
+// package [github.com/go-proxier/proxier/internal/iptmemory].
 package fake
 
 import (
@@ -21,7 +21,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/go-proxier/proxier/iptables/fake"
+	"github.com/go-proxier/proxier/internal/iptmemory"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -40,7 +40,7 @@ type Kernel struct {
 	Sets    map[string]*Set
 	Devices map[string]*Device
 	// Tables holds the tables of iptables.
-	Tables map[tracker.Family]*fake.Tables
+	Tables map[tracker.Family]*iptmemory.Tables
 	// Marks is what the table of nf_tables does right before IPVS.
 	Marks Marks
 	// Timeouts holds the seconds that "ipvsadm --set" set.
@@ -137,7 +137,7 @@ type Marks struct {
 func New(addrs ...netip.Addr) *Kernel {
 	k := &Kernel{
 		Servers: map[Server]*Virtual{}, Sets: map[string]*Set{}, Devices: map[string]*Device{},
-		Tables: map[tracker.Family]*fake.Tables{tracker.IPv4: fake.New(true), tracker.IPv6: fake.New(true)},
+		Tables: map[tracker.Family]*iptmemory.Tables{tracker.IPv4: iptmemory.New(), tracker.IPv6: iptmemory.New()},
 	}
 	eth0 := k.AddDevice("eth0", "veth")
 	for _, a := range addrs {

@@ -1,16 +1,6 @@
-// Package fake is a kernel with iptables in memory, for tests on every system. It applies inputs of iptables-restore,
-// prints tables as iptables-save does, and sends packets through them:
-//
-//	tables := fake.New(true)
-//	for _, in := range tx.Inputs(0) { // of an iptables.Transaction
-//		err := tables.Restore(ctx, []byte(in.Text))
-//	}
-//	got := tables.Handle(packet) // what happens to a ruleset.Packet
-//
-// Like the programs, it applies each table of an input as a whole or not at all, and refuses options that it does not
-// know, chains that do not exist, the deletion of chains that are in use, and rules that are not there. It knows the
-// options that packages iptables and ipvs use. It prints rules as they are written, and iptables-save in its own form.
-package fake
+// Package iptmemory is the kernel with iptables in memory behind package iptables/fake, with the interface that the
+// tests of packages iptables and ipvs need: options of the programs, faults, and packets that IPVS changes on their way.
+package iptmemory
 
 import (
 	"bytes"
@@ -37,7 +27,6 @@ type Tables struct {
 	// Accounting, unless nil, reports whether there is an accounting object (nfacct) of the name. Rules name no other.
 	Accounting func(name string) bool
 
-	nft     bool
 	mu      sync.Mutex
 	tables  map[string]table
 	commits uint32
@@ -75,9 +64,9 @@ var builtin = map[string][]string{
 	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
 }
 
-// New returns empty tables filter, nat and mangle, of nf_tables if nft is true and otherwise of ip_tables.
-func New(nft bool) *Tables {
-	t := &Tables{nft: nft, tables: map[string]table{}}
+// New returns empty tables filter, nat and mangle.
+func New() *Tables {
+	t := &Tables{tables: map[string]table{}}
 	for name := range builtin {
 		t.tables[name] = emptyTable(name)
 	}
@@ -91,9 +80,6 @@ func emptyTable(name string) table {
 	}
 	return out
 }
-
-// NFT reports whether the tables are those of nf_tables.
-func (t *Tables) NFT() bool { return t.nft }
 
 // Commits returns how many transactions changed the tables.
 func (t *Tables) Commits() uint32 {
@@ -126,7 +112,7 @@ func (t *Tables) Size(table string) (n int) {
 // or that of out.
 func (t *Tables) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	if err := ctx.Err(); err != nil {
-		return &iptool.Error{Program: "fake-save", Status: -1, Cause: err}
+		return &iptool.Error{Program: "memory-save", Status: -1, Cause: err}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,7 +164,7 @@ func (t *Tables) Load(input string) error {
 
 func (t *Tables) restore(ctx context.Context, input string, keep, test bool) error {
 	if err := ctx.Err(); err != nil {
-		return &iptool.Error{Program: "fake-restore", Status: -1, Cause: err}
+		return &iptool.Error{Program: "memory-restore", Status: -1, Cause: err}
 	}
 	changes := false
 	for line := range strings.Lines(input) {
@@ -209,7 +195,7 @@ func (t *Tables) apply(input string, keep, commit bool) error {
 		n++
 		line = strings.TrimSuffix(line, "\n")
 		refuse := func(why string) error {
-			return &iptool.Error{Program: "fake-restore", Status: 1, Line: n, Text: line, Message: fmt.Sprintf("line %d failed: %s", n, why)}
+			return &iptool.Error{Program: "memory-restore", Status: 1, Line: n, Text: line, Message: fmt.Sprintf("line %d failed: %s", n, why)}
 		}
 		switch {
 		case line == "" || line[0] == '#':
@@ -237,7 +223,7 @@ func (t *Tables) apply(input string, keep, commit bool) error {
 		}
 	}
 	if name != "" {
-		return &iptool.Error{Program: "fake-restore", Status: 1, Message: "COMMIT expected"}
+		return &iptool.Error{Program: "memory-restore", Status: 1, Message: "COMMIT expected"}
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package fake
+package iptmemory
 
 import (
 	"math"
@@ -51,7 +51,7 @@ func (t *Tables) Pass(f *Flow, table, chain string) ruleset.Action {
 // walk sends the flow through a chain and returns the verdict, 0 for none.
 func walk(chains table, f *Flow, name string, depth int) ruleset.Action {
 	if depth == maxDepth {
-		panic("fake: chains lead to each other in a loop")
+		panic("iptmemory: chains lead to each other in a loop")
 	}
 	c := chains[name]
 	if c == nil {

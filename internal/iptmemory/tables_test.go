@@ -1,4 +1,4 @@
-package fake
+package iptmemory
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func saved(t *testing.T, tables *Tables, table string, options ...string) string
 
 // TestRefusedInputsChangeNothing applies inputs that iptables-restore refuses.
 func TestRefusedInputsChangeNothing(t *testing.T) {
-	tables := New(true)
+	tables := New()
 	if err := tables.Restore(t.Context(), []byte("*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A OUTPUT -s 10.0.0.0/8 -j A\nCOMMIT\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestRefusedInputsChangeNothing(t *testing.T) {
 }
 
 func TestInputsAreApplied(t *testing.T) {
-	tables := New(false)
+	tables := New()
 	commits := tables.Commits()
 	for _, input := range []string{
 		"*filter\n:A - [0:0]\n-A A -c 3 180 -j DROP\n-I OUTPUT 1 -j A\n-I OUTPUT 1 -j ACCEPT\nCOMMIT\n",
@@ -109,7 +109,7 @@ func TestInputsAreApplied(t *testing.T) {
 
 // TestFaultsLeaveTheInputOrNot makes Before and After fail.
 func TestFaultsLeaveTheInputOrNot(t *testing.T) {
-	tables := New(true)
+	tables := New()
 	fault := errors.New("fault")
 	input := []byte("*nat\n:A - [0:0]\nCOMMIT\n")
 	tables.Before = func(string) error { return fault }
@@ -127,7 +127,7 @@ func TestFaultsLeaveTheInputOrNot(t *testing.T) {
 
 // TestPacketsTakeEveryWay sends packets through rules that choose at random.
 func TestPacketsTakeEveryWay(t *testing.T) {
-	tables := New(true)
+	tables := New()
 	if err := tables.Restore(t.Context(), []byte(`*nat
 :SVC - [0:0]
 :SEP-A - [0:0]
