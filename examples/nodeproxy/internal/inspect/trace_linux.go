@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,10 +18,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -91,10 +87,10 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if cfg.Mode == config.ModeUserspace {
 		return errInProcess
 	}
-	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet}
-	filter := follow.Filter{To: netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port()), Protocol: inet.Protocol(packet.Protocol)}
+	packet.To = netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port())
+	var from netip.AddrPort
 	if o.from != "" {
-		if filter.From, err = parseSource(o.from, filter.To.Addr()); err != nil {
+		if from, err = parseSource(o.from, packet.To.Addr()); err != nil {
 			return err
 		}
 	}
@@ -104,50 +100,21 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if o.by != byNFTrace && o.by != byConntrack {
 		return cli.Bad("--by %q is neither nftrace nor conntrack", o.by)
 	}
+	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet, most: o.count, endpoints: map[netip.AddrPort][]*connection{}}
 	if o.must {
-		live, err := objects.Watch(ctx, cfg, log)
-		if err != nil {
+		if t.live, err = objects.Watch(ctx, cfg, log); err != nil {
 			return err
 		}
-		defer live.Close()
-		t.expected = newHistory(live)
+		defer t.live.Close()
+		t.moments = []moment{{Snapshot: t.live.Engine.Snapshot()}}
 	}
-	if t.addresses, err = localAddresses(); err != nil {
+	if t.packet.NodeAddresses, err = localAddresses(); err != nil {
 		return err
 	}
-	// Listen for answers before the first connection can be seen.
-	events, unwatched := follow.OpenConntrack(filter)
-	if unwatched == nil {
-		t.replies = events
-		done := make(chan struct{})
-		ctx, cancel := context.WithCancel(ctx)
-		go func() {
-			defer close(done)
-			if err := events.Run(ctx); err != nil {
-				fmt.Fprintf(p.Diag, "nodeproxy trace: %v\n", err)
-			}
-		}()
-		defer func() {
-			cancel()
-			<-done
-			events.Close()
-		}()
-	}
-	var f follow.Follower = events
-	if o.by == byNFTrace {
-		f, err = follow.NFTrace(filter)
-		if err == nil {
-			defer f.Close()
-			if unwatched != nil {
-				fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing without what endpoints answer\n", unwatched)
-			}
-		} else if errors.Is(err, errors.ErrUnsupported) {
-			fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
-			f, o.by = events, byConntrack
-		}
-	}
-	if o.by == byConntrack {
-		err = unwatched
+	f, err := follow(packet, from, o.by)
+	if o.by == byNFTrace && errors.Is(err, errors.ErrUnsupported) {
+		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
+		f, err = follow(packet, from, byConntrack)
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; trace needs CAP_NET_ADMIN in this network namespace: run it as root", err)
@@ -155,25 +122,13 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if err != nil {
 		return err
 	}
-	printLine(p.Out, "following connections to %v/%s for %v", filter.To, packet.Protocol, o.long)
-	ctx, cancel := context.WithTimeout(ctx, o.long)
-	defer cancel()
-	err = f.Follow(ctx, func(packet *follow.Packet) bool {
-		t.connection(packet)
-		return o.count == 0 || t.seen < o.count
-	})
-	if n := f.Overrun(); n != 0 {
-		printLine(p.Out, "note: the kernel dropped messages; connections may be missing or incomplete")
-	}
-	if err != nil {
-		return err
-	}
-	t.awaitReplies()
-	return t.summary()
+	defer f.close()
+	printLine(p.Out, "following connections to %v/%s for %v", packet.To, packet.Protocol, o.long)
+	return t.run(ctx, f, o.long)
 }
 
 // localAddresses returns all of the node's own addresses.
-func localAddresses() ([]netip.Addr, error) {
+func localAddresses() (out []netip.Addr, err error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
@@ -183,7 +138,6 @@ func localAddresses() ([]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the addresses: %w", err)
 	}
-	var out []netip.Addr
 	for _, a := range list {
 		out = append(out, objects.Addr(a.IP))
 	}
@@ -191,172 +145,18 @@ func localAddresses() ([]netip.Addr, error) {
 }
 
 type tracing struct {
-	out       io.Writer
-	mode      string
-	packet    ruleset.Packet // the destination
-	addresses []netip.Addr
-	expected  *history // nil if nothing is compared
+	out    io.Writer
+	mode   string
+	packet ruleset.Packet // the destination, with the node's addresses
+	most   int            // the number of connections after which trace ends, or 0
+	live   *objects.Live  // nil if nothing is compared
+	// moments are the snapshots of the last seconds, the newest last.
+	moments []moment
 
-	known                   map[netip.AddrPort]bool             // the sources that were seen
-	endpoints               map[netip.AddrPort][]netip.AddrPort // the sources of the connections that each got
-	replies                 *follow.Conntrack                   // nil if they are not known
+	pending                 []*connection                    // those to print; the first may agree with the next change of the objects
+	endpoints               map[netip.AddrPort][]*connection // the connections that each got
 	seen, agreed            int
 	forwarded, refused, not int
-}
-
-// connection prints the outcome of a connection's first packet. It ignores later packets of
-// the same connection.
-func (t *tracing) connection(p *follow.Packet) {
-	if t.known[p.From] {
-		return
-	}
-	if t.known == nil {
-		t.known, t.endpoints = map[netip.AddrPort]bool{}, map[netip.AddrPort][]netip.AddrPort{}
-	}
-	t.known[p.From] = true
-	t.seen++
-	packet := t.packet
-	packet.From, packet.NodeAddresses, packet.InInterface = p.From.Addr(), t.addresses, t.inInterface(p)
-	came := ""
-	switch {
-	case p.In > 0:
-		came = ", in by " + packet.InInterface
-	case p.In == 0:
-		came = ", from this node"
-	}
-	fmt.Fprintln(t.out)
-	printLine(t.out, "connection: %v to %v/%s%s", p.From, p.To, packet.Protocol, came)
-	o := t.outcome(p)
-	for _, line := range o.lines {
-		printLine(t.out, "kernel: %s", line)
-	}
-	switch {
-	case o.action == ruleset.ActionForward:
-		t.forwarded++
-		t.endpoints[o.endpoint] = append(t.endpoints[o.endpoint], p.From)
-	case o.action == ruleset.ActionReject:
-		t.refused++
-	default:
-		t.not++
-	}
-	if t.expected == nil {
-		return
-	}
-	v, err := t.expected.judge(func(s *ruleset.Snapshot) (ruleset.Verdict, error) {
-		v := s.Trace(packet)
-		return v, o.agrees(v)
-	})
-	printLine(t.out, "must: %v: %s", v.Action, v.Rule)
-	writeAffinity(t.out, "must: ", v)
-	writeWhyEmpty(t.out, "must: ", t.expected.live.World, v)
-	if err != nil {
-		for _, e := range v.Endpoints {
-			printLine(t.out, "must: endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
-		}
-		printLine(t.out, "DIFFERS: %v", err)
-		return
-	}
-	t.agreed++
-	printLine(t.out, "agrees")
-}
-
-// inInterface returns the name of the interface that a packet came in by, as
-// [ruleset.Packet] has it.
-func (t *tracing) inInterface(p *follow.Packet) string {
-	switch {
-	case p.In == 0, p.In == follow.Unknown && slices.Contains(t.addresses, p.From.Addr()):
-		return ""
-	case p.In == follow.Unknown:
-		return outside
-	}
-	name, err := interfaceName(p.In)
-	if err != nil {
-		return outside // the interface is gone
-	}
-	return name
-}
-
-// summary prints the number of connections of each endpoint, and the last line.
-func (t *tracing) summary() error {
-	if len(t.endpoints) > 0 {
-		fmt.Fprintln(t.out)
-	}
-	unanswered := 0
-	for _, e := range slices.SortedFunc(maps.Keys(t.endpoints), netip.AddrPort.Compare) {
-		reply, missing := t.repliesOf(e)
-		unanswered += missing
-		printLine(t.out, "endpoint %v got %d of %d%s", e, len(t.endpoints[e]), t.seen, reply)
-	}
-	fmt.Fprintln(t.out)
-	switch {
-	case t.seen == 0:
-		printLine(t.out, "no new connection to %v was seen", t.packet.To)
-		return errNoConnections
-	case t.expected == nil:
-		printLine(t.out, "%s: %s", count(t.seen, "connection"), t.tally())
-	case t.agreed == t.seen:
-		printLine(t.out, "%s: %s; kernel and objects AGREE", count(t.seen, "connection"), t.tally())
-	default:
-		printLine(t.out, "%s: %s; kernel and objects DIFFER for %d", count(t.seen, "connection"), t.tally(), t.seen-t.agreed)
-		return errTrace
-	}
-	if unanswered != 0 {
-		printLine(t.out, "%d of them not answered: look at the endpoints above, and at what drops packets beyond this node", unanswered)
-		return errUnanswered
-	}
-	return nil
-}
-
-// replyTimeout is how long to wait for the answers to the last connections. An endpoint on a busy node may
-// need more than a second.
-const replyTimeout = 3 * time.Second
-
-// awaitReplies waits until all connections are answered, for a while.
-func (t *tracing) awaitReplies() {
-	for end := time.Now().Add(replyTimeout); t.replies != nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		missing := 0
-		for e := range t.endpoints {
-			_, n := t.repliesOf(e)
-			missing += n
-		}
-		if missing == 0 {
-			return
-		}
-	}
-}
-
-// repliesOf returns what came back on the connections of an endpoint, as text that begins with a
-// colon, and the number of those that were not answered.
-func (t *tracing) repliesOf(endpoint netip.AddrPort) (text string, unanswered int) {
-	if t.replies == nil {
-		return "", 0
-	}
-	n := map[follow.Reply]int{}
-	for _, from := range t.endpoints[endpoint] {
-		n[t.replies.Of(from)]++
-	}
-	var parts []string
-	for _, r := range []struct {
-		reply follow.Reply
-		text  string
-	}{{follow.Answered, "answered"}, {follow.Reset, "reset by the endpoint"}, {follow.Silent, "silent"}} {
-		if n[r.reply] != 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n[r.reply], r.text))
-		}
-	}
-	return ": " + strings.Join(parts, ", "), n[follow.Reset] + n[follow.Silent]
-}
-
-func (t *tracing) tally() string {
-	return fmt.Sprintf("%d forwarded, %d refused, %d neither", t.forwarded, t.refused, t.not)
-}
-
-// history holds the snapshots of the last seconds. The agent may bring a change into effect
-// a little before or after trace receives it.
-type history struct {
-	live   *objects.Live
-	list   []moment  // the newest last
-	waited time.Time // when judge last waited for a change
 }
 
 type moment struct {
@@ -364,67 +164,185 @@ type moment struct {
 	until time.Time // the start of the next one, zero for the newest
 }
 
-// behind is how long the kernel may still apply an earlier state of the objects. ahead is how
-// long to wait for a change that the agent may have received already. The agent's
-// --min-sync-period may be a second, as kube-proxy's is by default.
 const (
+	// behind is how long the kernel may still apply an earlier state of the objects. ahead is how long to wait
+	// for a change that the agent may have received already. The agent's --min-sync-period may be a second, as
+	// kube-proxy's is by default.
 	behind = 3 * time.Second
 	ahead  = time.Second
+	// replyTimeout is how long to wait for the answers to the last connections. An endpoint on a busy node may
+	// need more than a second.
+	replyTimeout = 3 * time.Second
 )
 
-func newHistory(live *objects.Live) *history {
-	return &history{live: live, list: []moment{{Snapshot: live.Engine.Snapshot()}}}
+// run prints connections for a time, and then the summary.
+func (t *tracing) run(ctx context.Context, f *follower, long time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, long)
+	defer cancel()
+	for ctx.Err() == nil && !t.full() {
+		if err := f.receive(); err != nil {
+			return err
+		}
+		t.print(f.take(idle))
+	}
+	// Without further messages the last outcomes count as known, and the last answers are missing.
+	t.print(f.take(idle / 10))
+	for end := time.Now().Add(replyTimeout); time.Now().Before(end) && (len(t.pending) != 0 && !t.full() || t.unanswered() != 0); {
+		if err := f.receive(); err != nil {
+			return err
+		}
+		t.print(nil)
+	}
+	if f.overrun {
+		printLine(t.out, "note: the kernel dropped messages; connections may be missing or incomplete")
+	}
+	return t.summary()
 }
 
-// judge calls fn with the present snapshot. While fn returns an error, judge calls it with
-// earlier snapshots, and then with new ones that arrive soon. It returns the results of fn
-// for the snapshot that fn accepted, or else for the present one.
-func (h *history) judge(fn func(*ruleset.Snapshot) (ruleset.Verdict, error)) (ruleset.Verdict, error) {
-	select {
-	case <-h.live.Changed:
-		h.add()
-	default:
-	}
-	h.list = slices.DeleteFunc(h.list, func(m moment) bool { return !m.until.IsZero() && time.Since(m.until) > behind })
-	var present ruleset.Verdict
-	var err error
-	for i, m := range slices.Backward(h.list) {
-		v, e := fn(m.Snapshot)
-		if e == nil {
-			return v, nil
-		}
-		if i == len(h.list)-1 {
-			present, err = v, e
-		}
-	}
-	if time.Since(h.waited) < behind {
-		return present, err
-	}
-	h.waited = time.Now()
-	for timeout := time.After(ahead); ; {
+// full reports whether all connections that were asked for are printed.
+func (t *tracing) full() bool { return t.most != 0 && t.seen >= t.most }
+
+// print prints connections in their order. One that differs from the objects waits for the next change of the objects.
+func (t *tracing) print(done []*connection) {
+	if t.live != nil {
 		select {
-		case <-h.live.Changed:
-			h.add()
-			if present, err = fn(h.list[len(h.list)-1].Snapshot); err == nil {
-				h.waited = time.Time{}
-				return present, nil
-			}
-		case <-timeout:
-			return present, err
+		case <-t.live.Changed:
+			t.moments[len(t.moments)-1].until = time.Now()
+			t.moments = append(t.moments, moment{Snapshot: t.live.Engine.Snapshot()})
+		default:
+		}
+		t.moments = slices.DeleteFunc(t.moments, func(m moment) bool { return !m.until.IsZero() && time.Since(m.until) > behind })
+	}
+	for _, c := range done {
+		c.outcome = t.outcome(c)
+	}
+	t.pending = append(t.pending, done...)
+	for len(t.pending) != 0 && !t.full() && t.connection(t.pending[0]) {
+		t.pending = t.pending[1:]
+	}
+}
+
+// connection prints the outcome of a connection's first packet. It returns false if it is too early to compare it.
+func (t *tracing) connection(c *connection) bool {
+	packet := t.packet
+	packet.From, packet.InInterface = c.from.Addr(), t.inInterface(c)
+	o := c.outcome
+	var v ruleset.Verdict
+	var differs error
+	for i, m := range slices.Backward(t.moments) {
+		now := m.Trace(packet)
+		err := o.agrees(now)
+		if err == nil || i == len(t.moments)-1 {
+			v, differs = now, err
+		}
+		if err == nil {
+			break
 		}
 	}
-}
-
-// add appends the present snapshot.
-func (h *history) add() {
-	h.list[len(h.list)-1].until = time.Now()
-	h.list = append(h.list, moment{Snapshot: h.live.Engine.Snapshot()})
-}
-
-// ownsChain reports whether the agent writes the step's chain of nf_tables in a mode.
-func ownsChain(mode string, s follow.Step) bool {
-	if mode == config.ModeNFTables {
-		return s.Table == nftables.DefaultTable || s.Table == nftables.DefaultTable+"-shadow"
+	if differs != nil && time.Since(c.seen) < ahead {
+		return false
 	}
-	return strings.HasPrefix(s.Chain, "KUBE-") // also in mode ipvs
+	came := ""
+	switch {
+	case c.in > 0:
+		came = ", in by " + packet.InInterface
+	case c.in == 0:
+		came = ", from this node"
+	}
+	fmt.Fprintln(t.out)
+	printLine(t.out, "connection: %v to %v/%s%s", c.from, c.to, packet.Protocol, came)
+	for _, line := range o.lines {
+		printLine(t.out, "kernel: %s", line)
+	}
+	t.seen++
+	switch o.action {
+	case ruleset.ActionForward:
+		t.forwarded++
+		t.endpoints[o.endpoint] = append(t.endpoints[o.endpoint], c)
+	case ruleset.ActionReject:
+		t.refused++
+	default:
+		t.not++
+	}
+	if t.live == nil {
+		return true
+	}
+	printLine(t.out, "must: %v: %s", v.Action, v.Rule)
+	writeAffinity(t.out, "must: ", v)
+	writeWhyEmpty(t.out, "must: ", t.live.World, v)
+	if differs != nil {
+		for _, e := range v.Endpoints {
+			printLine(t.out, "must: endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
+		}
+		printLine(t.out, "DIFFERS: %v", differs)
+		return true
+	}
+	t.agreed++
+	printLine(t.out, "agrees")
+	return true
+}
+
+// inInterface returns the name of the interface that a packet came in by, as
+// [ruleset.Packet] has it.
+func (t *tracing) inInterface(c *connection) string {
+	if c.in == 0 || c.in == unknown && slices.Contains(t.packet.NodeAddresses, c.from.Addr()) {
+		return ""
+	}
+	if name := interfaceName(c.in); name != "" {
+		return name
+	}
+	return outside // it is unknown or gone
+}
+
+// summary prints the number of connections of each endpoint, and the last line.
+func (t *tracing) summary() error {
+	if len(t.endpoints) > 0 {
+		fmt.Fprintln(t.out)
+	}
+	for _, e := range slices.SortedFunc(maps.Keys(t.endpoints), netip.AddrPort.Compare) {
+		n := map[reply]int{}
+		for _, c := range t.endpoints[e] {
+			n[c.reply]++
+		}
+		line, sep := fmt.Sprintf("endpoint %v got %d of %d", e, len(t.endpoints[e]), t.seen), ": "
+		for _, r := range []reply{answered, reset, silent} {
+			if n[r] != 0 {
+				line += fmt.Sprintf("%s%d %s", sep, n[r], [...]string{"silent", "answered", "reset by the endpoint"}[r])
+				sep = ", "
+			}
+		}
+		printLine(t.out, "%s", line)
+	}
+	fmt.Fprintln(t.out)
+	if t.seen == 0 {
+		printLine(t.out, "no new connection to %v was seen", t.packet.To)
+		return errNoConnections
+	}
+	line := fmt.Sprintf("%s: %d forwarded, %d refused, %d neither", count(t.seen, "connection"), t.forwarded, t.refused, t.not)
+	switch {
+	case t.live == nil:
+		printLine(t.out, "%s", line)
+	case t.agreed == t.seen:
+		printLine(t.out, "%s; kernel and objects AGREE", line)
+	default:
+		printLine(t.out, "%s; kernel and objects DIFFER for %d", line, t.seen-t.agreed)
+		return errTrace
+	}
+	if n := t.unanswered(); n != 0 {
+		printLine(t.out, "%d of them not answered: look at the endpoints above, and at what drops packets beyond this node", n)
+		return errUnanswered
+	}
+	return nil
+}
+
+// unanswered returns the number of forwarded connections that were not answered.
+func (t *tracing) unanswered() (n int) {
+	for _, list := range t.endpoints {
+		for _, c := range list {
+			if c.reply != answered {
+				n++
+			}
+		}
+	}
+	return n
 }

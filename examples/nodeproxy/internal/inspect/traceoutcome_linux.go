@@ -11,9 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/follow"
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -28,61 +29,55 @@ type outcome struct {
 	masqueraded bool
 }
 
-// outcome returns what the kernel did with a packet.
-func (t *tracing) outcome(p *follow.Packet) outcome {
-	var o outcome
-	o.lines = chainLines(p.Steps)
-	last := follow.Step{}
-	if len(p.Steps) > 0 {
-		last = p.Steps[len(p.Steps)-1]
+// outcome returns what the kernel did with a connection.
+func (t *tracing) outcome(c *connection) outcome {
+	o := outcome{lines: chainLines(c.steps), masqueraded: c.lastFrom.Addr() != c.from.Addr()}
+	var last step
+	if len(c.steps) > 0 {
+		last = c.steps[len(c.steps)-1]
 	}
-	switch p.Outcome {
-	case follow.Sent, follow.Delivered:
-		o.action, o.endpoint, o.masqueraded = ruleset.ActionForward, p.LastTo, p.LastFrom.Addr() != p.From.Addr()
+	chain := fmt.Sprintf("%s, chain %s", last.tableName(), last.chain)
+	add := func(format string, args ...any) { o.lines = append(o.lines, fmt.Sprintf(format, args...)) }
+	switch c.end {
+	case sent, delivered:
 		where := ""
-		if name, err := interfaceName(p.Out); err == nil {
+		if name := interfaceName(c.out); c.end == delivered {
+			where = ", on this node"
+		} else if name != "" {
 			where = ", out by " + name
 		}
-		if p.Outcome == follow.Delivered {
-			where = ", on this node"
-		}
-		if p.LastTo == p.To {
+		if c.lastTo == c.to {
 			o.action = ruleset.ActionPass
-			o.addf("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
-			return o
-		}
-		o.addf("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
-	case follow.Dropped:
-		text, rejects := ruleText(last)
-		o.action = ruleset.ActionDrop
-		verb := "dropped"
-		if rejects {
-			o.action, verb = ruleset.ActionReject, "refused"
-		}
-		where := fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
-		if !ownsChain(t.mode, last) {
-			o.foreign = where
-			verb = strings.ToUpper(verb) + " by a chain of another program"
-		}
-		if last.Rule == 0 {
-			o.addf("%s: %s, by its policy", verb, where)
+			add("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
 			break
 		}
-		o.addf("%s: %s, rule handle %d", verb, where, last.Rule)
-		if text != "" {
-			o.addf("that rule: %s", text)
+		o.action, o.endpoint = ruleset.ActionForward, c.lastTo
+		add("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
+	case dropped:
+		o.action = ruleset.ActionDrop
+		verb := "dropped"
+		if last.rejects() {
+			o.action, verb = ruleset.ActionReject, "refused"
 		}
-	case follow.Queued:
-		o.foreign = fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
-		o.addf("queued to a program, which has not returned it: %s, rule handle %d", o.foreign, last.Rule)
+		if !last.isOf(t.mode) {
+			o.foreign = chain
+			verb = strings.ToUpper(verb) + " by a chain of another program"
+		}
+		if last.rule == 0 {
+			add("%s: %s, by its policy", verb, chain)
+			break
+		}
+		add("%s: %s, rule handle %d", verb, chain, last.rule)
+		if text := last.text(); text != "" {
+			add("that rule: %s", text)
+		}
+	case queued:
+		o.foreign = chain
+		add("queued to a program, which has not returned it: %s, rule handle %d", chain, last.rule)
 	default:
-		o.addf("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
+		add("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
 	}
 	return o
-}
-
-func (o *outcome) addf(format string, args ...any) {
-	o.lines = append(o.lines, fmt.Sprintf(format, args...))
 }
 
 // agrees returns nil if the outcome is one that the verdict allows, or an error with the
@@ -124,71 +119,68 @@ func (o outcome) agrees(v ruleset.Verdict) error {
 
 // chainLines returns a line for each table that the packet met, with the chains in which a
 // rule matched.
-func chainLines(steps []follow.Step) (lines []string) {
-	for i := 0; i < len(steps); {
-		first, j := steps[i], i
-		var chains []string
-		for ; j < len(steps) && steps[j].Table == first.Table && steps[j].Family == first.Family; j++ {
-			if n := len(chains); n == 0 || chains[n-1] != steps[j].Chain {
-				chains = append(chains, steps[j].Chain)
-			}
+func chainLines(steps []step) (lines []string) {
+	for i, s := range steps {
+		switch before := steps[max(i-1, 0)]; {
+		case i == 0 || before.table != s.table || before.family != s.family:
+			lines = append(lines, fmt.Sprintf("%s, chains %s", s.tableName(), s.chain))
+		case before.chain != s.chain:
+			lines[len(lines)-1] += " > " + s.chain
 		}
-		lines = append(lines, fmt.Sprintf("%s, chains %s", tableName(first), strings.Join(chains, " > ")))
-		i = j
 	}
 	return lines
 }
 
-// familyNames are nft's names of the families of nf_tables.
-var familyNames = map[uint8]string{
-	unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
-}
-
-func tableName(s follow.Step) string {
-	return fmt.Sprintf("table %s %s", familyNames[s.Family], s.Table)
-}
-
-// ruleText returns a rule as nft lists it, or "" if nft is missing, and whether the rule
-// rejects packets.
-func ruleText(s follow.Step) (text string, rejects bool) {
-	if s.Rule == 0 {
-		return "", false
+// isOf reports whether the agent in a mode writes the step's chain.
+func (s step) isOf(mode string) bool {
+	if mode == config.ModeNFTables {
+		return s.table == nftables.DefaultTable || s.table == nftables.DefaultTable+"-shadow"
 	}
-	rejects = ruleRejects(s)
-	out, err := exec.Command("nft", "--handle", "list", "chain", familyNames[s.Family], s.Table, s.Chain).Output()
+	return strings.HasPrefix(s.chain, "KUBE-") // also in mode ipvs
+}
+
+// familyName returns nft's name of the family of the step's table.
+func (s step) familyName() string {
+	return map[uint8]string{
+		unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
+	}[s.family]
+}
+
+func (s step) tableName() string { return fmt.Sprintf("table %s %s", s.familyName(), s.table) }
+
+// text returns the rule as nft lists it, or "" if nft is missing.
+func (s step) text() string {
+	out, err := exec.Command("nft", "--handle", "list", "chain", s.familyName(), s.table, s.chain).Output()
 	if err != nil {
-		return "", rejects
+		return ""
 	}
-	end := fmt.Sprintf(" # handle %d", s.Rule)
+	end := fmt.Sprintf(" # handle %d", s.rule)
 	for line := range strings.Lines(string(out)) {
 		if text, ok := strings.CutSuffix(strings.TrimSpace(line), end); ok {
-			return text, rejects
+			return text
 		}
 	}
-	return "", rejects
+	return ""
 }
 
-// ruleRejects reports whether a rule of nft or iptables-nft rejects packets. It returns false if it cannot read the rule.
-func ruleRejects(s follow.Step) (rejects bool) {
+// rejects reports whether a rule of nft or iptables-nft rejects packets. It returns false if it cannot read the rule.
+func (s step) rejects() (rejects bool) {
 	conn, err := nft.Dial(nil, 0)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
-	request := nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, s.Table)
-	request = nfnl.AppendString(request, unix.NFTA_RULE_CHAIN, s.Chain)
-	request = nfnl.AppendUint64(request, unix.NFTA_RULE_HANDLE, s.Rule)
-	err = conn.Get(unix.NFT_MSG_GETRULE, s.Family, false, request, func(rule []byte) error {
-		for typ, list := range nfnl.Attributes(rule) {
-			if typ != unix.NFTA_RULE_EXPRESSIONS {
-				continue
-			}
-			for _, expression := range nfnl.Attributes(list) {
-				rejects = rejects || named(expression, unix.NFTA_EXPR_NAME, "reject")
-				for typ, data := range nfnl.Attributes(expression) {
-					target := typ == unix.NFTA_EXPR_DATA && named(expression, unix.NFTA_EXPR_NAME, "target")
-					rejects = rejects || target && named(data, unix.NFTA_TARGET_NAME, "REJECT")
-				}
+	request := nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, s.table)
+	request = nfnl.AppendString(request, unix.NFTA_RULE_CHAIN, s.chain)
+	request = nfnl.AppendUint64(request, unix.NFTA_RULE_HANDLE, s.rule)
+	err = conn.Get(unix.NFT_MSG_GETRULE, s.family, false, request, func(rule []byte) error {
+		for _, expression := range nfnl.Attributes(attribute(rule, unix.NFTA_RULE_EXPRESSIONS)) {
+			switch nfnl.String(attribute(expression, unix.NFTA_EXPR_NAME)) {
+			case "reject":
+				rejects = true
+			case "target":
+				target := attribute(attribute(expression, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME)
+				rejects = rejects || nfnl.String(target) == "REJECT"
 			}
 		}
 		return nil
@@ -196,19 +188,21 @@ func ruleRejects(s follow.Step) (rejects bool) {
 	return rejects && err == nil
 }
 
-func named(attrs []byte, attr uint16, name string) bool {
+// attribute returns the value of an attribute, or nil.
+func attribute(attrs []byte, attr uint16) []byte {
 	for typ, value := range nfnl.Attributes(attrs) {
 		if typ == attr {
-			return nfnl.String(value) == name
+			return value
 		}
 	}
-	return false
+	return nil
 }
 
-func interfaceName(index int) (string, error) {
+// interfaceName returns the name of an interface, or "" if it is unknown or gone.
+func interfaceName(index int) string {
 	i, err := net.InterfaceByIndex(index)
 	if err != nil {
-		return "", err
+		return ""
 	}
-	return i.Name, nil
+	return i.Name
 }

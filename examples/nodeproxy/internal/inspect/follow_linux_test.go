@@ -1,18 +1,17 @@
-package follow
+package inspect
 
 import (
-	"context"
 	"net/netip"
 	"testing"
+	"time"
 
-	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
+	"github.com/go-proxier/proxier/ruleset"
 )
-
-func TestMain(m *testing.M) { netlab.Main(m) }
 
 // TestTraceWithManyOpenFiles follows a packet in a process with more than 1,024 open files.
 func TestTraceWithManyOpenFiles(t *testing.T) {
@@ -20,26 +19,20 @@ func TestTraceWithManyOpenFiles(t *testing.T) {
 	netlab.ManyFiles(t)
 	node := netlab.NewHost(t)
 	to := netip.MustParseAddrPort("127.0.0.1:9")
-	var f Follower
-	err := node.Do(func() (err error) {
-		f, err = NFTrace(Filter{To: to, Protocol: unix.IPPROTO_UDP})
+	var f *follower
+	must.Do(t, node.Do(func() (err error) {
+		f, err = follow(ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, netip.AddrPort{}, byNFTrace)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
+	}))
+	defer f.close()
 	c := must.Get(node.Dial(t.Context(), "udp", "", to.String()))(t)
 	defer c.Close()
 	must.Get(c.Write([]byte("hello")))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
-	defer cancel()
-	var got *Packet
-	err = f.Follow(ctx, func(p *Packet) bool {
-		got = p
-		return false
-	})
-	if err != nil || got == nil || got.To != to {
-		t.Errorf("packet %+v: %v", got, err)
+	var got []*connection
+	for end := time.Now().Add(testtime.Timeout); len(got) == 0 && time.Now().Before(end); got = f.take(idle) {
+		must.Do(t, f.receive())
+	}
+	if len(got) != 1 || got[0].to != to || got[0].end != delivered {
+		t.Errorf("connections %+v", got)
 	}
 }
