@@ -33,9 +33,9 @@ type place struct {
 // binding is a place that a Service uses.
 type binding struct {
 	place
-	// exact and nodePort are the rules of the frontends at the place, or nil. A node's own
+	// rules holds the rule of a frontend with the place's address, and that of a NodePort, or nil. A node's own
 	// address may also be a Service's external IP, which takes precedence over a NodePort.
-	exact, nodePort *rule
+	rules [2]*rule
 	// rule is the effective rule. The socket's goroutines read it.
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
@@ -145,32 +145,31 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	wants := b.wants(d)
 
-	for i := range wants {
-		switch w := &wants[i]; {
-		case w.now == nil:
-		case w.service == nil:
-			w.service = newService(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node), b.config.Drain)
-			b.services[w.key] = w.service
-		default:
-			w.service.set(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node))
-		}
-	}
 	// All rules are known before a socket changes: a place that another Service takes over stays open.
 	var touched []*binding
-	named := make(map[tracker.Key]bool, len(wants))
 	for i := range wants {
 		w := &wants[i]
-		named[w.key] = true
+		if w.service == nil {
+			w.service = newService(b.config.Drain)
+			b.services[w.key] = w.service
+		}
 		for _, p := range w.service.places {
 			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(w.frontends, func(f bound) bool { return f.place == p }) {
 				bi.drop(w.service)
 				touched = append(touched, bi)
 			}
 		}
-		w.service.places = w.service.places[:0]
 	}
+	named := make(map[tracker.Key]bool, len(wants))
 	for i := range wants {
 		w := &wants[i]
+		named[w.key] = true
+		if w.now == nil {
+			continue // its connections drain once its sockets are closed
+		}
+		w.service.balancer.set(methodOf(w.now, b.config.Algorithm(w.now), d.Node))
+		w.service.set(w.now)
+		w.service.places = w.service.places[:0]
 		for _, f := range w.frontends {
 			w.service.places = append(w.service.places, f.place)
 			bi := b.bindings[f.place]
@@ -178,7 +177,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				bi = &binding{place: f.place}
 				b.bindings[f.place] = bi
 			}
-			bi.set(&rule{w.service, f.frontend, b.internal})
+			bi.rules[orderOf(f.frontend.Kind)] = &rule{w.service, f.frontend, b.internal}
 			touched = append(touched, bi)
 		}
 	}
@@ -197,7 +196,9 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	for i := range wants {
 		if w := &wants[i]; w.now == nil {
-			w.service.remove()
+			gone := *w.service.now.Load() // with its pools, for connections that were accepted before
+			gone.Endpoints = nil
+			w.service.set(&gone)
 			delete(b.services, w.key)
 		}
 	}
@@ -371,35 +372,31 @@ func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) {
 	b.internal = n
 }
 
-// set sets one of the rules.
-func (bi *binding) set(r *rule) {
-	if r.frontend.Kind == ruleset.KindNodePort {
-		bi.nodePort = r
-	} else {
-		bi.exact = r
+// orderOf returns the place of a frontend's rule among the rules of a binding.
+func orderOf(k ruleset.Kind) int {
+	if k == ruleset.KindNodePort {
+		return 1
 	}
+	return 0
 }
 
 // drop removes the rules of a Service.
 func (bi *binding) drop(s *service) {
-	if bi.exact != nil && bi.exact.service == s {
-		bi.exact = nil
-	}
-	if bi.nodePort != nil && bi.nodePort.service == s {
-		bi.nodePort = nil
+	for i, r := range bi.rules {
+		if r != nil && r.service == s {
+			bi.rules[i] = nil
+		}
 	}
 }
 
 // update opens, changes or closes the socket of a place according to its rules. It returns the effective one.
 func (b *Backend) update(bi *binding) (*rule, error) {
-	r := bi.exact
+	exact := bi.rules[0] != nil
+	r := cmp.Or(bi.rules[0], bi.rules[1])
 	if r == nil {
-		r = bi.nodePort
+		delete(b.bindings, bi.place)
 	}
-	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && (bi.exact != nil) == bi.held {
-		if r == nil {
-			delete(b.bindings, bi.place)
-		}
+	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && exact == bi.held {
 		return r, nil
 	}
 	bi.rule.Store(r)
@@ -418,7 +415,7 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 	}
 	// The socket is open before the address is reachable.
 	switch {
-	case bi.exact != nil && !bi.held:
+	case exact && !bi.held:
 		a := bi.at.Addr()
 		if _, held := b.addresses[a]; !held {
 			if err := b.config.Addresses.Hold(a); err != nil {
@@ -427,13 +424,10 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 		}
 		b.addresses[a]++
 		bi.held = true
-	case bi.exact == nil && bi.held:
+	case !exact && bi.held:
 		b.addresses[bi.at.Addr()]--
 		b.released = b.released || b.addresses[bi.at.Addr()] == 0
 		bi.held = false
-	}
-	if r == nil {
-		delete(b.bindings, bi.place)
 	}
 	return r, nil
 }
@@ -487,6 +481,7 @@ func (b *Backend) release() {
 	for c := range b.connections.All() {
 		a := c.at.Addr()
 		if uses, held := b.addresses[a]; held && uses == 0 && !slices.Contains(b.internal.own, a) {
+			c.close(true) // while the address is there
 			c.cut()
 		}
 	}

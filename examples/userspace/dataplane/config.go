@@ -96,18 +96,8 @@ var ErrClosed = errors.New("dataplane: closed")
 
 // complete checks c and sets its defaults.
 func (c Config) complete() (Config, error) {
-	for _, x := range []struct {
-		name  string
-		value int64
-	}{
-		{"DialTimeout", int64(c.DialTimeout)},
-		{"UDPTimeout", int64(c.UDPTimeout)},
-		{"MaxConnections", int64(c.MaxConnections)},
-		{"MaxSessions", int64(c.MaxSessions)},
-	} {
-		if x.value < 0 {
-			return c, fmt.Errorf("%w: %s is negative", ErrConfig, x.name)
-		}
+	if min(c.DialTimeout, c.UDPTimeout) < 0 || min(c.MaxConnections, c.MaxSessions) < 0 {
+		return c, fmt.Errorf("%w: a limit or timeout is negative", ErrConfig)
 	}
 	if c.Algorithm == nil {
 		c.Algorithm = func(*ruleset.Port) Algorithm { return WeightedRoundRobin }

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,8 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// service is the state of a Service port: the load balancers, and the connections of its
-// endpoints.
+// service is the state of a Service port: the load balancer, and the load of its endpoints.
 type service struct {
 	drain time.Duration
 	// places holds the places where it has or needs sockets. Only Apply uses it.
@@ -25,7 +25,6 @@ type service struct {
 	made atomic.Uint64
 
 	mu        sync.Mutex
-	gone      bool
 	endpoints map[netip.AddrPort]*endpoint // those with connections or sessions
 }
 
@@ -35,38 +34,45 @@ func (s *service) holder(client netip.AddrPort) fairshare.Holder {
 	return fairshare.Holder{Namespace: k.Namespace, Service: k.Name, Client: client.Addr()}
 }
 
-// endpoint is the load of an endpoint of a Service.
+// endpoint is the load of an endpoint of a Service. One that was removed and has drained is another one when it returns.
 type endpoint struct {
-	open  int // TCP connections and UDP sessions
-	conns map[*conn]struct{}
-	// end is the timer that resets the connections of a removed endpoint, nil for an
-	// existing one. drains counts the timers.
-	end    *time.Timer
-	drains int
+	service *service
+	addr    netip.AddrPort
+	open    int // TCP connections and UDP sessions
+	// drained ends when the endpoint was removed and has drained, or has no connections.
+	drained context.Context
+	cancel  context.CancelFunc
+	// end is the timer of a removed endpoint's drain, nil for an existing one.
+	end *time.Timer
 }
 
-func newService(svc *ruleset.Port, m method, drain time.Duration) *service {
+func newService(drain time.Duration) *service {
 	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
 	s.balancer = newBalancer(s.load)
-	s.set(svc, m)
 	return s
 }
 
-// set stores a new version of the Service.
-func (s *service) set(svc *ruleset.Port, m method) {
-	s.balancer.set(m)
+// set stores a new version of the Service. It starts the drain of removed endpoints and stops that of endpoints that are
+// back.
+func (s *service) set(svc *ruleset.Port) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = false
 	s.now.Store(svc)
-	s.updateDrains()
-}
-
-func (s *service) remove() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gone = true
-	s.updateDrains()
+	if len(s.endpoints) == 0 {
+		return
+	}
+	known := make(map[netip.AddrPort]struct{}, len(svc.Endpoints))
+	for _, ep := range svc.Endpoints {
+		known[ep.Addr] = struct{}{}
+	}
+	for at, e := range s.endpoints {
+		if _, here := known[at]; !here {
+			e.startDrain()
+		} else if e.end != nil {
+			e.end.Stop()
+			e.end = nil
+		}
+	}
 }
 
 // pick chooses an endpoint that was not tried. It returns nil if all were tried.
@@ -90,91 +96,48 @@ func (s *service) load(at netip.AddrPort) int {
 	return 0
 }
 
-// enter counts a connection or session of an endpoint.
-func (s *service) enter(at netip.AddrPort) {
+// enter counts a connection or session of an endpoint, which must leave.
+func (s *service) enter(at netip.AddrPort) *endpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.endpoints[at]
-	if e == nil {
-		e = &endpoint{conns: map[*conn]struct{}{}}
+	if e == nil || e.drained.Err() != nil {
+		e = &endpoint{service: s, addr: at}
+		e.drained, e.cancel = context.WithCancel(context.Background())
 		s.endpoints[at] = e
 	}
 	e.open++
-	if e.end == nil && !s.has(at) { // removed since it was chosen
-		s.updateDrains()
+	if !slices.ContainsFunc(s.now.Load().Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at }) {
+		e.startDrain() // removed since it was chosen
+	}
+	return e
+}
+
+func (e *endpoint) leave() {
+	e.service.mu.Lock()
+	defer e.service.mu.Unlock()
+	if e.open--; e.open != 0 {
+		return
+	}
+	e.cancel()
+	if e.end != nil {
+		e.end.Stop()
+	}
+	if e.service.endpoints[e.addr] == e {
+		delete(e.service.endpoints, e.addr)
 	}
 }
 
-// attach registers an entered connection to be reset when its endpoint is removed and
-// drained. It reports false if that has already happened.
-func (s *service) attach(at netip.AddrPort, c *conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.drain < 0 && !s.has(at) {
-		return false
+// startDrain starts the drain, if it has not started. The caller holds the lock.
+func (e *endpoint) startDrain() {
+	if e.end == nil {
+		e.end = time.AfterFunc(max(0, e.service.drain), e.cancel)
 	}
-	s.endpoints[at].conns[c] = struct{}{}
-	return true
-}
-
-// leave reverses enter, and attach of c if that is not nil.
-func (s *service) leave(at netip.AddrPort, c *conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.endpoints[at]
-	delete(e.conns, c)
-	if e.open--; e.open == 0 {
-		if e.end != nil {
-			e.end.Stop()
-		}
-		delete(s.endpoints, at)
+	if e.service.drain < 0 {
+		e.cancel()
 	}
-}
-
-// has reports whether the Service has an endpoint at the address, whatever its conditions.
-func (s *service) has(at netip.AddrPort) bool {
-	return !s.gone && slices.ContainsFunc(s.now.Load().Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at })
 }
 
 func serves(svc *ruleset.Port, at netip.AddrPort) bool {
 	return slices.ContainsFunc(svc.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at && ep.Serving })
-}
-
-// updateDrains starts the drain of removed endpoints and stops that of endpoints that are
-// back. The caller holds s.mu.
-func (s *service) updateDrains() {
-	if len(s.endpoints) == 0 {
-		return
-	}
-	known := make(map[netip.AddrPort]struct{})
-	if !s.gone {
-		for _, ep := range s.now.Load().Endpoints {
-			known[ep.Addr] = struct{}{}
-		}
-	}
-	for at, e := range s.endpoints {
-		_, here := known[at]
-		switch {
-		case here && e.end != nil:
-			e.end.Stop()
-			e.end = nil
-		case !here && e.end == nil:
-			e.drains++
-			this := e.drains
-			e.end = time.AfterFunc(max(0, s.drain), func() { s.cut(e, this) })
-		}
-	}
-}
-
-// cut resets the connections of a drained endpoint, unless the endpoint is back.
-func (s *service) cut(e *endpoint, drain int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e.end == nil || e.drains != drain {
-		return
-	}
-	for c := range e.conns {
-		c.cut()
-	}
-	e.end = nil // later connections start a new drain
 }

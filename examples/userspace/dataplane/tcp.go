@@ -60,10 +60,9 @@ func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 
 // admit returns a new connection, and resets another one if there are too many.
 func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
-	c := &conn{client: client, at: bi.at}
-	c.ctx, c.cancel = context.WithCancel(b.ctx)
 	a := client.RemoteAddr().(*net.TCPAddr).AddrPort()
-	c.from = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	c := &conn{client: client, at: bi.at, from: netip.AddrPortFrom(a.Addr().Unmap(), a.Port())}
+	c.ctx, c.cut = context.WithCancel(b.ctx)
 	var h fairshare.Holder
 	if r := bi.rule.Load(); r != nil {
 		h = r.service.holder(c.from)
@@ -73,7 +72,6 @@ func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
 	b.connectionsMu.Unlock()
 	if full {
 		victim.cut()
-		victim.cancel()
 		b.config.Refused(v1.ProtocolTCP, victim.at)
 	}
 	return c
@@ -81,30 +79,34 @@ func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
 
 // serve serves one connection to its end.
 func (b *Backend) serve(c *conn, bi *binding) {
-	defer c.close()
 	defer func() {
+		c.close(false)
+		c.cut()
 		b.connectionsMu.Lock()
 		defer b.connectionsMu.Unlock()
 		b.connections.Remove(c)
 	}()
-	defer c.cancel()
-	defer context.AfterFunc(c.ctx, c.cut)()
+	defer context.AfterFunc(c.ctx, func() { c.close(true) })()
 
-	service, at := b.connect(c, bi)
-	if service == nil {
-		c.cut()
+	e := b.connect(c, bi)
+	if e == nil {
+		c.close(true)
 		if c.ctx.Err() == nil {
 			b.config.Refused(v1.ProtocolTCP, bi.at)
 		}
 		return
 	}
-	defer service.leave(at, c)
-	c.copy()
+	defer e.leave()
+	defer context.AfterFunc(e.drained, c.cut)()
+	var wg sync.WaitGroup
+	wg.Go(func() { c.copy(c.server, c.client) })
+	c.copy(c.client, c.server)
+	wg.Wait()
 }
 
 // connect dials endpoints until one answers, and enters the connection there. It returns nil
 // if no endpoint answers.
-func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
+func (b *Backend) connect(c *conn, bi *binding) *endpoint {
 	var tried []netip.AddrPort
 	for range attempts {
 		// The rule may have changed during a failed dial, which can take seconds.
@@ -117,28 +119,26 @@ func (b *Backend) connect(c *conn, bi *binding) (*service, netip.AddrPort) {
 		if ep == nil { // even if the connection must be refused or dropped
 			break
 		}
-		s.enter(ep.Addr)
+		e := s.enter(ep.Addr)
 		server, err := b.dial(c.ctx, s, ep.Addr)
-		if err == nil && s.attach(ep.Addr, c) {
-			if c.join(server) {
-				s.made.Add(1)
-				return s, ep.Addr
-			}
-			s.leave(ep.Addr, c)
-			break // the connection was cut during the dial
+		removed := e.drained.Err() != nil // during the dial
+		if err == nil && !removed && c.join(server) {
+			s.made.Add(1)
+			return e
 		}
-		s.leave(ep.Addr, c)
-		if err == nil { // the endpoint was removed during the dial
+		e.leave()
+		if err == nil {
 			server.Close()
-			continue
 		}
 		if c.ctx.Err() != nil {
 			break
 		}
-		tried = append(tried, ep.Addr)
-		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
+		if err != nil {
+			tried = append(tried, ep.Addr)
+			b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
+		}
 	}
-	return nil, netip.AddrPort{}
+	return nil
 }
 
 // errOwnSocket is the error of an endpoint that leads back to this process.
@@ -162,66 +162,47 @@ type conn struct {
 	client *net.TCPConn
 	from   netip.AddrPort // the client
 	at     netip.AddrPort // the frontend
-	// ctx ends with the process. cancel ends the dial.
-	ctx    context.Context
-	cancel context.CancelFunc
+	// ctx ends with the process. Its end ends the dial and resets the connection, and so does cut.
+	ctx context.Context
+	cut context.CancelFunc
 
 	mu     sync.Mutex
 	server net.Conn
-	// reset makes close reset the connection. done reports that it is closed.
-	reset, done bool
+	closed bool
 }
 
-// join takes over the connection to the endpoint. If the client's connection is already
-// closed, join closes the other one and reports false.
+// join takes over the connection to the endpoint. It reports false if the client's connection is already closed.
 func (c *conn) join(server net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.done {
-		server.Close()
-		return false
+	if !c.closed {
+		c.server = server
 	}
-	c.server = server
-	return true
+	return !c.closed
 }
 
-// cut resets both sides.
-func (c *conn) cut() {
-	c.mu.Lock()
-	c.reset = true
-	c.mu.Unlock()
-	c.close()
-}
-
-// close closes both sides.
-func (c *conn) close() {
+// close closes or resets both sides.
+func (c *conn) close(reset bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.done {
+	if c.closed {
 		return
 	}
-	c.done = true
+	c.closed = true
 	for _, x := range []net.Conn{c.client, c.server} {
 		if x == nil {
 			continue
 		}
-		if l, ok := x.(interface{ SetLinger(int) error }); ok && c.reset {
+		if l, ok := x.(interface{ SetLinger(int) error }); ok && reset {
 			l.SetLinger(0)
 		}
 		x.Close()
 	}
 }
 
-// copy copies the data of either side to the other until both have closed. It also forwards
-// the end of each side's data, and a failure as a reset.
-func (c *conn) copy() {
-	var wg sync.WaitGroup
-	wg.Go(func() { c.half(c.server, c.client) })
-	c.half(c.client, c.server)
-	wg.Wait()
-}
-
-func (c *conn) half(to, from net.Conn) {
+// copy copies the data of one side to the other until it has closed. It also forwards the end of the data, and a failure
+// as a reset.
+func (c *conn) copy(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err == nil {
 		if w, ok := to.(interface{ CloseWrite() error }); ok {
@@ -229,6 +210,6 @@ func (c *conn) half(to, from net.Conn) {
 		}
 	}
 	if err != nil {
-		c.cut()
+		c.close(true)
 	}
 }

@@ -137,11 +137,10 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 			tried = append(tried, ep.Addr)
 			continue
 		}
-		s := &session{socket: u, client: client, conn: c, service: r.service, endpoint: ep.Addr, checked: r.service.now.Load()}
+		s := &session{socket: u, client: client, conn: c, endpoint: r.service.enter(ep.Addr), service: r.service, checked: r.service.now.Load()}
 		s.used()
-		r.service.enter(ep.Addr)
 		if !b.sessions.add(s) {
-			r.service.leave(ep.Addr, nil)
+			s.endpoint.leave()
 			c.Close()
 			return nil
 		}
@@ -158,7 +157,7 @@ type session struct {
 	client   netip.AddrPort
 	conn     net.Conn // to the endpoint
 	service  *service
-	endpoint netip.AddrPort
+	endpoint *endpoint
 	// checked is the last version of the Service that was checked to have the endpoint.
 	// Only receive uses it.
 	checked *ruleset.Port
@@ -170,12 +169,12 @@ type session struct {
 
 // good reports whether the client's next datagram can use the session.
 func (s *session) good(r *rule) bool {
-	if s.closed.Load() || s.service != r.service || s.socket.backend.Listens(s.endpoint, v1.ProtocolUDP) {
+	if s.closed.Load() || s.service != r.service || s.socket.backend.Listens(s.endpoint.addr, v1.ProtocolUDP) {
 		return false
 	}
 	now := s.service.now.Load()
 	if now != s.checked {
-		if !serves(now, s.endpoint) {
+		if !serves(now, s.endpoint.addr) {
 			return false
 		}
 		s.checked = now
@@ -203,7 +202,7 @@ func (s *session) end() {
 		return
 	}
 	s.conn.Close()
-	s.service.leave(s.endpoint, nil)
+	s.endpoint.leave()
 	s.socket.backend.sessions.remove(s)
 }
 

@@ -86,32 +86,33 @@ func (a *Addresses) Local(x netip.Addr) bool {
 
 // Hold adds an address to the node. If an interface already has the address, or it is already
 // held, Hold returns nil.
-func (a *Addresses) Hold(x netip.Addr) error {
-	if a.nl == nil {
-		return ErrClosed
-	}
-	r, err := a.route(x)
-	if err != nil {
-		return err
-	}
-	if err := a.nl.RouteAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("vip: cannot add a local route for %s: %w", x, err)
-	}
-	return nil
-}
+func (a *Addresses) Hold(x netip.Addr) error { return a.change("add", a.nl.RouteAdd, x, unix.EEXIST) }
 
 // Release removes a held address. If the address is not held, Release returns nil. An
 // interface's own address stays.
 func (a *Addresses) Release(x netip.Addr) error {
+	return a.change("delete", a.nl.RouteDel, x, unix.ESRCH)
+}
+
+// change adds or deletes the route of an address. It returns nil instead of the error done.
+func (a *Addresses) change(verb string, change func(*netlink.Route) error, x netip.Addr, done error) error {
 	if a.nl == nil {
 		return ErrClosed
 	}
-	r, err := a.route(x)
-	if err != nil {
-		return err
+	x = x.Unmap()
+	if !x.IsValid() || x.Zone() != "" || x.IsUnspecified() || x.IsMulticast() {
+		return fmt.Errorf("vip: cannot hold %s: not a plain unicast address", x)
 	}
-	if err := a.nl.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("vip: cannot delete the local route of %s: %w", x, err)
+	err := change(&netlink.Route{
+		Dst:       &net.IPNet{IP: x.AsSlice(), Mask: net.CIDRMask(x.BitLen(), x.BitLen())},
+		LinkIndex: a.lo,
+		Table:     unix.RT_TABLE_LOCAL,
+		Type:      unix.RTN_LOCAL,
+		Scope:     netlink.SCOPE_HOST,
+		Protocol:  Protocol,
+	})
+	if err != nil && !errors.Is(err, done) {
+		return fmt.Errorf("vip: cannot %s the local route of %s: %w", verb, x, err)
 	}
 	return nil
 }
@@ -139,19 +140,4 @@ func (a *Addresses) Held() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
-}
-
-func (a *Addresses) route(x netip.Addr) (*netlink.Route, error) {
-	x = x.Unmap()
-	if !x.IsValid() || x.Zone() != "" || x.IsUnspecified() || x.IsMulticast() {
-		return nil, fmt.Errorf("vip: cannot hold %s: not a plain unicast address", x)
-	}
-	return &netlink.Route{
-		Dst:       &net.IPNet{IP: x.AsSlice(), Mask: net.CIDRMask(x.BitLen(), x.BitLen())},
-		LinkIndex: a.lo,
-		Table:     unix.RT_TABLE_LOCAL,
-		Type:      unix.RTN_LOCAL,
-		Scope:     netlink.SCOPE_HOST,
-		Protocol:  Protocol,
-	}, nil
 }
