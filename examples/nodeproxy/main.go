@@ -41,7 +41,7 @@
 // configuration. Package takeover finds the rules of other proxies. Package config reads kube-proxy's
 // flags and file. The rest is in the folder internal: package program starts the verbs, and package
 // wholeagent tests the whole. Package run is the verb run. Package inspect has explain, trace and top,
-// with toptable; demo is a tour with real packets, in the network of package lab. The folder
+// demo is a tour with real packets, in the network of package lab. The folder
 // deploy has what an operator needs to run nodeproxy.
 package main
 

@@ -23,7 +23,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -338,8 +337,8 @@ func TestRefusedObjectsAreNotRendered(t *testing.T) {
 
 // TestTopAndLogsPrintLines checks what does not pass the text of explain and render.
 func TestTopAndLogsPrintLines(t *testing.T) {
-	row := toptable.Row{Name: toptable.Name{Service: "ns/" + hostile, Port: "p\n", Protocol: "TCP", Family: "IPv4"}}
-	if got := toptable.Plain([]toptable.Row{row}); printed(got) != got || strings.Count(got, "\n") != 2 {
+	top := row{rowName: rowName{Service: "ns/" + hostile, Port: "p\n", Protocol: "TCP", Family: "IPv4"}}
+	if got := plain([]row{top}); printed(got) != got || strings.Count(got, "\n") != 2 {
 		t.Errorf("top prints %q", got)
 	}
 	var diag bytes.Buffer

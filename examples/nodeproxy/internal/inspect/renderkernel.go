@@ -16,7 +16,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -51,9 +50,9 @@ func diffKernel(ctx context.Context, out io.Writer, cfg *config.Config, log *slo
 		return cmp.Compare(min(0, slices.Index(local, b)), min(0, slices.Index(local, a)))
 	})
 	d := &kernelDiff{out: out, mode: m, snapshot: snapshot, own: own}
-	known := map[toptable.Name]bool{}
+	known := map[rowName]bool{}
 	for _, s := range slices.SortedFunc(slices.Values(snapshot.Ports), func(a, b *ruleset.Port) int { return cmp.Compare(a.Key.String(), b.Key.String()) }) {
-		known[stored(toptable.NameOf(s.Key))] = true
+		known[stored(nameOf(s.Key))] = true
 		for i := range s.Frontends {
 			d.ask(s, &s.Frontends[i])
 		}
@@ -145,25 +144,25 @@ func clientFor(f tracker.Family, at *ruleset.Frontend) netip.Addr {
 }
 
 // stored returns a name as far as mode nftables stores it.
-func stored(n toptable.Name) toptable.Name {
+func stored(n rowName) rowName {
 	n.Service, n.Port, _ = strings.Cut(nft.Printable(n.Service+":"+n.Port), ":")
 	return n
 }
 
 // extra writes the Services that the kernel has and the objects do not, as far as the mode can list them. known has the
 // names of the objects' Services, as stored returns them.
-func (d *kernelDiff) extra(ctx context.Context, known map[toptable.Name]bool) error {
+func (d *kernelDiff) extra(ctx context.Context, known map[rowName]bool) error {
 	in, err := readTraffic(ctx, d.mode.Name)
 	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
-	for k := range in.Ready {
-		if !known[stored(toptable.NameOf(k))] {
-			names[toptable.NameOf(k).String()] = true
+	for k := range in.ready {
+		if !known[stored(nameOf(k))] {
+			names[nameOf(k).String()] = true
 		}
 	}
-	for n := range in.Counters {
+	for n := range in.counters {
 		if !known[stored(n)] && strings.Contains(n.Service, "/") {
 			names[n.String()] = true
 		}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,7 +15,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 )
 
 const topLong = `Shows the traffic of each Service port, from the counters in the kernel of the network
@@ -33,7 +34,7 @@ type topOptions struct {
 	interval time.Duration
 	once     bool
 	output   string
-	view     toptable.View
+	view     view
 }
 
 // TopCommand returns the verb top.
@@ -44,10 +45,10 @@ func TopCommand(p *cli.Program) *cobra.Command {
 	flags.DurationVar(&o.interval, "interval", 2*time.Second, "how often to read the counters")
 	flags.BoolVar(&o.once, "once", false, "print the rates of one interval and exit")
 	flags.StringVarP(&o.output, "output", "o", "text", "with --once: text or json")
-	flags.StringVar(&o.view.Sort, "sort", toptable.ByConnections, "connections, bytes, ready, refused, dropped or name")
-	flags.StringVar(&o.view.Filter, "filter", "", "show only Service ports whose names contain this `text`")
+	flags.StringVar(&o.view.sort, "sort", byConnections, "one of "+strings.Join(columnNames(), ", "))
+	flags.StringVar(&o.view.filter, "filter", "", "show only Service ports whose names contain this `text`")
 	cli.Complete(c, "output", "text", "json")
-	cli.Complete(c, "sort", toptable.ByConnections, "bytes", "ready", "refused", "dropped", "name")
+	cli.Complete(c, "sort", columnNames()...)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := cli.Configure(flags, 0)
 		if err != nil {
@@ -60,10 +61,9 @@ func TopCommand(p *cli.Program) *cobra.Command {
 
 // top runs the verb top.
 func top(ctx context.Context, p *cli.Program, cfg *config.Config, o topOptions) error {
-	view := o.view
 	switch {
-	case !toptable.Sorts(view.Sort):
-		return cli.Bad("--sort %q is not connections, bytes, ready, refused, dropped or name", view.Sort)
+	case !slices.Contains(columnNames(), o.view.sort):
+		return cli.Bad("--sort %q is not %s", o.view.sort, strings.Join(columnNames(), ", "))
 	case o.output != "text" && o.output != "json":
 		return cli.Bad("--output %q is neither text nor json", o.output)
 	case o.output == "json" && !o.once:
@@ -71,17 +71,18 @@ func top(ctx context.Context, p *cli.Program, cfg *config.Config, o topOptions) 
 	case o.interval < 100*time.Millisecond:
 		return cli.Bad("--interval %v is less than 100ms", o.interval)
 	}
-	read := func() (toptable.Sample, error) { return readTraffic(ctx, cfg.Mode) }
+	read := func() (sample, error) { return readTraffic(ctx, cfg.Mode) }
 	first, err := read()
 	if err != nil {
 		return err
 	}
 	if !o.once {
-		in, out, ok := terminal(p.Out)
-		if !ok {
+		out, ok := p.Out.(*os.File)
+		if !ok || !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(out.Fd())) {
 			return errors.New("standard input and output are not a terminal; --once works without one")
 		}
-		return toptable.Live(ctx, in, out, cfg.Mode, o.interval, view, first, read)
+		s := &screen{view: o.view, mode: cfg.Mode, every: o.interval}
+		return s.live(ctx, os.Stdin, out, first, read)
 	}
 	select {
 	case <-time.After(o.interval):
@@ -92,18 +93,12 @@ func top(ctx context.Context, p *cli.Program, cfg *config.Config, o topOptions) 
 	if err != nil {
 		return err
 	}
-	rows := view.Rows(first, last)
+	rows := o.view.rows(first, last)
 	if o.output == "json" {
 		e := json.NewEncoder(p.Out)
 		e.SetIndent("", "  ")
-		return e.Encode(toptable.Document{Mode: cfg.Mode, Seconds: last.At.Sub(first.At).Seconds(), Services: rows})
+		return e.Encode(document{Mode: cfg.Mode, Seconds: last.at.Sub(first.at).Seconds(), Services: rows})
 	}
-	_, err = io.WriteString(p.Out, toptable.Plain(rows))
+	_, err = io.WriteString(p.Out, plain(rows))
 	return err
-}
-
-// terminal returns the terminal that the program is used from.
-func terminal(w io.Writer) (in, out *os.File, ok bool) {
-	out, ok = w.(*os.File)
-	return os.Stdin, out, ok && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(out.Fd()))
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/inspect/toptable"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
@@ -20,12 +19,12 @@ import (
 )
 
 // readTraffic reads the counters in the kernel.
-func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error) {
+func readTraffic(ctx context.Context, mode string) (s sample, err error) {
 	var t *dataplane.Traffic
 	switch mode {
 	case config.ModeNFTables:
 		if t, err = nftables.Traffic(ctx, nftables.Config{}); err == nil {
-			s.Ready, err = nftables.Ready(ctx, nftables.Config{})
+			s.ready, err = nftables.Ready(ctx, nftables.Config{})
 		}
 	case config.ModeIPTables:
 		t, err = iptables.Traffic(ctx, iptables.Config{Flavor: modes.FlavorInUse(ctx)})
@@ -46,17 +45,17 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 	case t.Known == 0:
 		return s, fmt.Errorf("the rules of mode %s have no counters: an earlier version of the agent wrote them", mode)
 	}
-	if err := addSockets(ctx, t, s.Ready); err != nil {
+	if err := addSockets(ctx, t, s.ready); err != nil {
 		return s, err
 	}
-	s.At, s.Known = time.Now(), t.Known
-	s.Counters = map[toptable.Name]dataplane.Counters{}
+	s.at, s.known = time.Now(), t.Known
+	s.counters = map[rowName]dataplane.Counters{}
 	for k, c := range t.Services {
-		s.Counters[toptable.NameOf(k)] = c
+		s.counters[nameOf(k)] = c
 	}
 	for d, c := range t.Unnamed {
 		family := tracker.FamilyOf(d.Addr.Addr())
-		s.Counters[toptable.Name{Service: d.Addr.String(), Protocol: string(d.Protocol), Family: family.String()}] = c
+		s.counters[rowName{Service: d.Addr.String(), Protocol: string(d.Protocol), Family: family.String()}] = c
 	}
 	return s, nil
 }
