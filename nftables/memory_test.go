@@ -86,9 +86,7 @@ func elementsIn(t *memory.Table, s layout.Set) map[string]nft.Element {
 type memoryWriter struct {
 	*kernel.Text
 	finished bool
-	// objects is for the size of the objects, and bytes is that of elements.
-	objects model.Tx
-	bytes   int
+	bytes    int
 }
 
 func (w *memoryWriter) Empty() bool { return w.Len() == 0 && w.Lists.Empty() }
@@ -96,14 +94,24 @@ func (w *memoryWriter) Empty() bool { return w.Len() == 0 && w.Lists.Empty() }
 func (w *memoryWriter) Reset() {
 	w.Text.Reset()
 	w.finished, w.bytes = false, 0
-	w.objects.Reset()
 }
 
 func (w *memoryWriter) Add(tx *model.Tx) {
 	w.Text.Add(tx)
-	for _, o := range tx.Objects {
-		w.objects.Object(o)
+	for i := range tx.Objects {
+		w.bytes += w.ObjectSize(&tx.Objects[i])
 	}
+}
+
+// ObjectSize returns about the size that an object of the kind has for Linux.
+func (w *memoryWriter) ObjectSize(o *model.Object) int {
+	switch o.Kind {
+	case model.FixedChains:
+		return 6 << 10
+	case model.BaseChains, model.HandlerChain:
+		return 2 << 10
+	}
+	return 160
 }
 
 func (w *memoryWriter) elements(verb string, f tracker.Family, s layout.Set, list *nft.Elements) {
@@ -148,9 +156,8 @@ func (c *memoryConn) Commit(of writer) error {
 			return err
 		}
 	}
-	// Size is an upper bound, about twice the encoding of most objects.
-	if size := w.objects.Size()/2 + w.bytes; size > c.Limit() {
-		return fmt.Errorf("%w: %d bytes, at most %d", model.ErrTooLarge, size, c.Limit())
+	if w.bytes > c.Limit() {
+		return fmt.Errorf("%w: %d bytes, at most %d", model.ErrTooLarge, w.bytes, c.Limit())
 	}
 	if c.closed {
 		return errClosed

@@ -32,7 +32,9 @@ func (p *streamSink) begin() {
 	p.spare, p.structural, p.lost = nil, false, p.lost[:0]
 }
 
-func (p *streamSink) Limit() int { return p.conn.Limit() }
+func (p *streamSink) Limit() (int, func(*model.Object) int) {
+	return p.conn.Limit(), p.writer.ObjectSize
+}
 
 func (p *streamSink) encode(tx *model.Tx) error {
 	p.log(tx)
@@ -86,7 +88,7 @@ type batchSink struct {
 	log  func(*model.Tx)
 }
 
-func (*batchSink) Limit() int { return math.MaxInt }
+func (*batchSink) Limit() (int, func(*model.Object) int) { return math.MaxInt, nil }
 
 func (s *batchSink) Send(tx *model.Tx) error {
 	s.log(tx)

@@ -56,6 +56,14 @@ func (w *Writer) Add(tx *model.Tx) {
 	}
 }
 
+// ObjectSize returns the bytes of an object in a batch. It changes nothing.
+func (w *Writer) ObjectSize(o *model.Object) int {
+	one := NewWriter(w.table, w.rules[:]...)
+	empty := one.batch.Len()
+	one.object(o)
+	return one.batch.Len() - empty
+}
+
 // Finish encodes the elements that Add got. What is added afterwards must be objects.
 func (w *Writer) Finish() error {
 	w.batch.Grow(w.Size())

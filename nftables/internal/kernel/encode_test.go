@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
-	"github.com/go-proxier/proxier/nftables/internal/layout"
 	"github.com/go-proxier/proxier/nftables/internal/model"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -32,65 +30,26 @@ func rulesFor(f tracker.Family, local ruleset.LocalTraffic) Rules {
 	return Rules{Family: f, Mark: 1 << 14, Seed: 1, Offload: &Offload{AfterPackets: 20, UDP: true}, Local: local}
 }
 
-// manyCIDRs recognizes pods by many address ranges.
-func manyCIDRs() (l ruleset.LocalTraffic) {
-	for i := range 20 {
-		l.CIDRs = append(l.CIDRs,
-			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 17),
-			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, byte(i)}), 65))
-	}
-	return l
-}
-
-// TestObjectsTakeNoMoreThanTheirSize encodes each kind of object with the longest rules.
-func TestObjectsTakeNoMoreThanTheirSize(t *testing.T) {
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		c := model.DefaultConfig
-		c.FastPath = true
-		tx := &model.Tx{}
-		model.NewTable(f, &ruleset.Node{LocalTraffic: manyCIDRs()}, c, nil, 0).CreateAll(tx)
-		hash, draw := layout.StickyHandler{Buckets: 65537, Hash: tracker.HashSourcePort, Seconds: 86400}, layout.StickyHandler{Buckets: 1 << 20, Seconds: 86400}
-		for _, o := range []model.Object{
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: draw.Buckets}},
-			{Kind: model.HandlerChain, Handler: layout.Handler{Buckets: hash.Buckets, Hash: hash.Hash}}, {Kind: model.HandlerChain, Handler: layout.Handler{Buckets: 16}},
-			{Kind: model.ChooserChain, Sticky: draw}, {Kind: model.ChooserChain, Sticky: hash},
-			{Kind: model.StickyChain, Sticky: draw}, {Kind: model.StickyChain, Sticky: hash},
-			{Kind: model.SourceRule, Size: f.Bits()}, {Kind: model.DeleteChain, Name: longest},
-			{Kind: model.AddDevices, Names: []string{strings.Repeat("v", 15), "a"}}, {Kind: model.NewSet, Set: layout.Allowed(f.Bits()), Size: 1 << 20},
-		} {
-			o.Family = f
-			tx.Object(o)
-		}
-		for _, o := range tx.Objects {
-			w := NewWriter(longest, rulesFor(f, manyCIDRs()))
-			before := w.batch.Len()
-			w.object(&o)
-			one := model.Tx{}
-			empty := one.Size()
-			one.Object(o)
-			if size, most := w.batch.Len()-before, one.Size()-empty; size > most || w.err != nil {
-				t.Errorf("%+v takes %d bytes, more than %d, %v", o, size, most, w.err)
-			}
-		}
-	}
-}
-
 // sizes is a sink that compares the encoded size of each transaction with the planned one.
 type sizes struct {
 	local ruleset.LocalTraffic
 	sent  int
 }
 
-func (s *sizes) Limit() int { return 1 << 20 }
+func (s *sizes) Limit() (int, func(*model.Object) int) { return 1 << 20, s.writer().ObjectSize }
+
+func (s *sizes) writer() *Writer {
+	return NewWriter(longest, rulesFor(tracker.IPv4, s.local), rulesFor(tracker.IPv6, s.local))
+}
 
 func (s *sizes) Send(tx *model.Tx) error {
-	w := NewWriter(longest, rulesFor(tracker.IPv4, s.local), rulesFor(tracker.IPv6, s.local))
+	w := s.writer()
 	w.Add(tx)
 	if err := w.Finish(); err != nil {
 		return err
 	}
-	if w.batch.Len() > tx.Size() || tx.Size() > s.Limit() {
-		return fmt.Errorf("a transaction of %d bytes, but its size is %d of %d", w.batch.Len(), tx.Size(), s.Limit())
+	if w.batch.Len() > tx.Size() || tx.Size() > tx.Limit {
+		return fmt.Errorf("a transaction of %d bytes, but its size is %d of %d", w.batch.Len(), tx.Size(), tx.Limit)
 	}
 	s.sent++
 	return nil

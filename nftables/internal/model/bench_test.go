@@ -17,9 +17,9 @@ import (
 // discard is a sink that does nothing.
 type discard struct{}
 
-func (discard) Limit() int       { return 256 << 20 }
-func (discard) Send(*Tx) error   { return nil }
-func (discard) Commit(*Tx) error { return nil }
+func (discard) Limit() (int, func(*Object) int) { return 256 << 20, nil }
+func (discard) Send(*Tx) error                  { return nil }
+func (discard) Commit(*Tx) error                { return nil }
 
 // BenchmarkOneEndpointPlanned measures the replacement of one endpoint without the kernel: from the
 // EndpointSlice to the transaction, and the part of the model alone.

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -22,8 +21,10 @@ type Tx struct {
 	// Limit, if not 0, is the largest size in bytes.
 	Limit int
 
-	bytes int
-	lists listSet
+	// objectSize measures an object. If it is nil, objects have no size.
+	objectSize func(*Object) int
+	bytes      int
+	lists      listSet
 	// room is unused memory for elements. That of elements is not used again, so they may outlive Reset.
 	room []byte
 }
@@ -63,29 +64,7 @@ type Object struct {
 	Sticky  layout.StickyHandler
 	Name    string
 	Names   []string
-}
-
-// objectBytes holds upper bounds of the bytes of most kinds of objects in a transaction.
-var objectBytes = [...]int{
-	FixedChains: 12 << 10, BaseChains: 6 << 10, StickyChains: 3328,
-	ChooserChain: 3072, StickyChain: 2048, NewSet: 320, DeleteChain: 0,
-}
-
-// bytes returns an upper bound of the object's bytes in a transaction.
-func (o *Object) bytes() int {
-	switch {
-	case o.Kind == HandlerChain && o.Handler.Handling == layout.HandleDirect:
-		size := 2560
-		if o.Handler.Buckets > layout.ExactBuckets {
-			size = 8 << 10
-		}
-		return size
-	case o.Kind == HandlerChain:
-		return 1536 + 512*o.Size
-	case o.Kind == AddDevices || o.Kind == DeleteDevices:
-		return 256 + 24*len(o.Names)
-	}
-	return cmp.Or(objectBytes[o.Kind], 640)
+	bytes   int // 0 before it is measured
 }
 
 // Edit is an element to add to a set or to delete from it, in the kernel's encoding. An element to delete has
@@ -150,13 +129,20 @@ func (tx *Tx) Structural() bool {
 
 // Reset empties the transaction and keeps its memory.
 func (tx *Tx) Reset() {
-	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit, room: tx.room}
+	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit, objectSize: tx.objectSize, room: tx.room}
 }
 
 // Object appends an object.
 func (tx *Tx) Object(o Object) {
 	tx.Objects = append(tx.Objects, o)
-	tx.bytes += o.bytes()
+	tx.measureObject(&tx.Objects[len(tx.Objects)-1])
+}
+
+func (tx *Tx) measureObject(o *Object) {
+	if o.bytes == 0 && tx.objectSize != nil {
+		o.bytes = tx.objectSize(o)
+	}
+	tx.bytes += o.bytes
 }
 
 // add appends an element to add, with a comment or a chain.
@@ -225,7 +211,7 @@ func (tx *Tx) sizeFrom(m Mark) int {
 func (tx *Tx) measureAll() {
 	tx.bytes, tx.lists = 0, listSet{}
 	for i := range tx.Objects {
-		tx.bytes += tx.Objects[i].bytes()
+		tx.measureObject(&tx.Objects[i])
 	}
 	for i := range tx.Edits {
 		tx.measure(&tx.Edits[i])
