@@ -9,10 +9,6 @@
 //   - Example_allNodes: one process that computes the rules of every node.
 //   - Example_followers: a health check and the clean-up of stale flows beside a data
 //     plane, each with its own position in the changes.
-//   - Package mapplane: two maps, as in a BPF program. Package ruleset/driver orders writes, which may fail, so that no
-//     frontend ever leads to a missing endpoint, and numbers the entries of pools without gaps.
-//   - Package grouptable: endpoints that several Services share, and empty groups, for a
-//     switch with an OpenFlow group table. The IDs of groups survive a restart.
 //
-// Package ovs and program userspace, beside this folder, are whole third-party proxies.
+// Packages ovs and bpfmaps and program userspace, beside this folder, are whole third-party data planes.
 package patterns
