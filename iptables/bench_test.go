@@ -5,11 +5,9 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -94,38 +92,6 @@ func BenchmarkColdStart(b *testing.B) {
 	})
 }
 
-// BenchmarkColdStartFlat measures the rival of BenchmarkColdStart: the same Services with
-// one long KUBE-SERVICES, in one call of iptables-restore.
-func BenchmarkColdStartFlat(b *testing.B) {
-	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
-		if services > flatMost[r.flavor.Flavor] {
-			b.Skip("takes too long")
-		}
-		for b.Loop() {
-			r.apply(r.flat().inputs(nat, nil, legacyLimit, nil)...)
-			b.StopTimer()
-			r.clear()
-			b.StartTimer()
-		}
-	})
-}
-
-// flat renders nat without trees: KUBE-SERVICES has all their rules.
-func (r *rig) flat() *batch {
-	r.Helper()
-	snap := r.engine.Snapshot()
-	m := must.Get(newModel(r.fam().settings, snap.Node))(r)
-	out := newBatch()
-	for _, s := range snap.Ports {
-		m.change(s.Key, s, out.difference)
-	}
-	for _, c := range m.fixed() {
-		out.put(c)
-	}
-	out.put(m.flatServices())
-	return out
-}
-
 func (m *model) flatServices() chain {
 	c := chain{table: nat, name: chainServices, rank: rankTop}
 	m.trees[toServices].first.walk(func(n *node) {
@@ -134,17 +100,6 @@ func (m *model) flatServices() chain {
 		}
 	})
 	return c
-}
-
-// BenchmarkRestart measures a full delta that writes nothing.
-func BenchmarkRestart(b *testing.B) {
-	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
-		r.sync()
-		for b.Loop() {
-			r.start()
-			r.sync()
-		}
-	})
 }
 
 // BenchmarkOneEndpoint measures the replacement of one endpoint, from the EndpointSlice to
@@ -259,75 +214,6 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 		b.Fatal(err)
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
-}
-
-// BenchmarkRender measures the rendering of a Service, without the kernel.
-func BenchmarkRender(b *testing.B) {
-	for _, n := range []int{1, 10, 50, 1000} {
-		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {
-			sp := &tracker.ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80}
-			sp.Key.Namespace, sp.Key.Name, sp.Key.Protocol, sp.Key.Family = "ns", "svc", v1.ProtocolTCP, tracker.IPv4
-			var eps []*tracker.Endpoint
-			for i := range n {
-				eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true, Weight: 1})
-			}
-			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil)
-			b.ReportAllocs()
-			for b.Loop() {
-				if r := renderService(&settings{family: tracker.IPv4, mark: 1 << 14}, nil, s); len(r.chains) < n {
-					b.Fatal(len(r.chains))
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkCheck measures Check after another process changed a table, beside iptables-save of
-// both tables. The CPU time includes that of the programs.
-func BenchmarkCheck(b *testing.B) {
-	for _, flavor := range []Flavor{NFT, Legacy} {
-		for _, services := range []int{90, 10000} {
-			needFlavor(b, flavor)
-			r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
-			for i := range services {
-				r.tracker.SetService(benchService(i))
-				r.tracker.SetSlice(slice(i, tracker.IPv4, 1+2*i, 2+2*i))
-			}
-			r.sync()
-			bench := func(what string, do func() error) {
-				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, what), func(b *testing.B) {
-					before := cpu()
-					for b.Loop() {
-						must.Do(b, do())
-					}
-					b.ReportMetric(float64((cpu()-before).Milliseconds())/float64(b.N), "cpu-ms/op")
-				})
-			}
-			bench("check", func() error {
-				r.backend.known = false
-				return r.backend.Check(b.Context())
-			})
-			bench("save", func() error {
-				for t := range tables {
-					if err := r.fam().Save(b.Context(), t.String(), io.Discard); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		}
-	}
-}
-
-// cpu returns the CPU time of the process and of its children that have ended.
-func cpu() time.Duration {
-	sum := time.Duration(0)
-	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var u unix.Rusage
-		_ = unix.Getrusage(who, &u)
-		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	}
-	return sum
 }
 
 // BenchmarkChangeBesideAttacker: see [backendtest.ChangeBesideAttacker].

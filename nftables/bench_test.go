@@ -4,7 +4,6 @@ package nftables
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -31,26 +30,7 @@ import (
 )
 
 // sizes lists the worlds of benchmarks.
-var sizes = worldSizes{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
-
-func init() { flag.Var(&sizes, "sizes", "`worlds` of benchmarks, SERVICESxENDPOINTS,...") }
-
-// worldSizes is the value of the flag -sizes.
-type worldSizes []worldSize
-
-func (l *worldSizes) String() string { return fmt.Sprint(*l) }
-
-func (l *worldSizes) Set(s string) error {
-	*l = nil
-	for part := range strings.SplitSeq(s, ",") {
-		var w worldSize
-		if _, err := fmt.Sscanf(part, "%dx%d", &w.services, &w.endpoints); err != nil || w.services <= 0 || w.endpoints <= 0 {
-			return fmt.Errorf("%q is not SERVICESxENDPOINTS", part)
-		}
-		*l = append(*l, w)
-	}
-	return nil
-}
+var sizes = []worldSize{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
 
 type worldSize struct{ services, endpoints int }
 
@@ -252,38 +232,6 @@ func makeFloor(b *testing.B, conn *kernel.Conn, size int) {
 		{Kind: model.CreateTable, Family: tracker.IPv4}, {Kind: model.NewSet, Family: tracker.IPv4, Set: layout.Endpoints, Size: size},
 	}})
 	must.Do(b, w.Commit(conn))
-}
-
-// BenchmarkRestart measures the start of a new process whose world the kernel has already.
-func BenchmarkRestart(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(size.String(), func(b *testing.B) {
-			w := newWorld(size)
-			h := netlab.NewHost(b)
-			p := newPipeline(b, h.File())
-			p.take(w)
-			p.sync(b)
-			count := p.elements()
-			p.backend.Close()
-			b.ReportAllocs()
-			var floor time.Duration
-			n := 0
-			for b.Loop() {
-				b.StopTimer()
-				floor += floorOf(b, h, count)
-				n++
-				runtime.GC()
-				b.StartTimer()
-				p := newPipeline(b, h.File())
-				p.take(w)
-				p.sync(b)
-				b.StopTimer()
-				p.backend.Close()
-				b.StartTimer()
-			}
-			ratio(b, floor, n)
-		})
-	}
 }
 
 // BenchmarkOneEndpointChanged measures the replacement of one endpoint, from the

@@ -166,25 +166,6 @@ func TestConcurrentUseConverges(t *testing.T) {
 	p.compare(e.Snapshot())
 }
 
-func BenchmarkCompile(b *testing.B) {
-	for _, n := range []int{1, 10, 50} {
-		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {
-			b.ReportAllocs()
-			p := &tracker.ServicePort{Key: key("s", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80, NodePort: 30080}
-			state := tracker.PortState{Port: p}
-			for i := range n {
-				state.Endpoints = append(state.Endpoints, endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n2"))
-			}
-			node := &Node{Info: tracker.NodeInfo{Name: "n1"}}
-			for b.Loop() {
-				if s := Compile(state, node); len(s.Frontends) != 2 {
-					b.Fatal(s)
-				}
-			}
-		})
-	}
-}
-
 // BenchmarkOneEndpointChanged measures the time from setting an EndpointSlice to the
 // end of a Sync with a backend that does nothing.
 func BenchmarkOneEndpointChanged(b *testing.B) {
@@ -215,20 +196,6 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 	}
 }
 
-func BenchmarkNoOpSync(b *testing.B) {
-	for _, s := range sizes {
-		b.Run(s.String(), func(b *testing.B) {
-			_, e := fill(b, s)
-			c := e.Attach("b", discard)
-			must.Do(b, c.Sync(b.Context()))
-			b.ReportAllocs()
-			for b.Loop() {
-				must.Do(b, c.Sync(b.Context()))
-			}
-		})
-	}
-}
-
 // BenchmarkFullSync compiles everything for a new engine (first) and offers all of it
 // to a backend again (again).
 func BenchmarkFullSync(b *testing.B) {
@@ -251,41 +218,6 @@ func BenchmarkFullSync(b *testing.B) {
 				c := e.Attach("b", discard)
 				b.StartTimer()
 				must.Do(b, c.Sync(b.Context()))
-			}
-		})
-	}
-}
-
-// BenchmarkHeap reports the heap of an engine and one cursor, without the tracker.
-func BenchmarkHeap(b *testing.B) {
-	for _, s := range sizes {
-		b.Run(s.String(), func(b *testing.B) {
-			heap := func() float64 {
-				runtime.GC()
-				runtime.GC()
-				var m runtime.MemStats
-				runtime.ReadMemStats(&m)
-				return float64(m.HeapAlloc)
-			}
-			for b.Loop() {
-				empty := heap()
-				tr, e := fill(b, s)
-				tr.Take() // discards pending changes
-				alone := heap() - empty
-				runtime.KeepAlive(tr)
-				runtime.KeepAlive(e)
-
-				empty = heap()
-				tr, e = fill(b, s)
-				c := e.Attach("b", discard)
-				must.Do(b, c.Sync(b.Context()))
-				both := heap() - empty
-				n := float64(s.services * s.endpoints)
-				b.ReportMetric(alone/n, "tracker-B/endpoint")
-				b.ReportMetric((both-alone)/n, "engine-B/endpoint")
-				b.ReportMetric((both-alone)/float64(s.services), "engine-B/service")
-				runtime.KeepAlive(tr)
-				runtime.KeepAlive(c)
 			}
 		})
 	}

@@ -1,10 +1,7 @@
 package ruleset
 
 import (
-	"context"
-	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -159,79 +156,5 @@ func TestIndexUpdateCostIsConstant(t *testing.T) {
 	t.Logf("allocations for a change and two look-ups: %v with 10 services, %v with 3000", few, many)
 	if many > few+2 {
 		t.Errorf("a change and two look-ups cost %v allocations with many services, %v with few", many, few)
-	}
-}
-
-// BenchmarkEffect measures look-ups after a change, changes with and without indexes,
-// and the memory of the indexes.
-func BenchmarkEffect(b *testing.B) {
-	for _, s := range sizes {
-		begin := func(b *testing.B) (*tracker.Tracker, *Cursor) {
-			tr, e := fill(b, s)
-			c := e.Attach("b", discard)
-			if err := c.Sync(context.Background()); err != nil {
-				b.Fatal(err)
-			}
-			return tr, c
-		}
-		at := netip.MustParseAddrPort("172.30.0.7:80")
-		endpoint := func(i int) netip.AddrPort {
-			return netip.MustParseAddrPort(sliceN(i, s.endpoints, "n2").Endpoints[0].Addresses[0] + ":8080")
-		}(7)
-		use := func(b *testing.B, c *Cursor) {
-			if svc, _ := c.Lookup(at, v1.ProtocolTCP); svc == nil {
-				b.Fatal("no frontend")
-			}
-			if len(c.LookupEndpoint(endpoint, v1.ProtocolTCP)) != 1 {
-				b.Fatal("no endpoint")
-			}
-		}
-		b.Run("lookups/"+s.String(), func(b *testing.B) {
-			_, c := begin(b)
-			use(b, c)
-			b.ReportAllocs()
-			for b.Loop() {
-				use(b, c)
-			}
-		})
-		for _, indexed := range []bool{false, true} {
-			b.Run(fmt.Sprintf("change/indexed=%v/%s", indexed, s), func(b *testing.B) {
-				tr, c := begin(b)
-				if indexed {
-					use(b, c)
-				}
-				a, z := sliceN(8, s.endpoints, "n2"), sliceN(8, s.endpoints, "n2")
-				z.Endpoints[0].Addresses[0] = "10.255.255.1"
-				b.ReportAllocs()
-				for b.Loop() {
-					a, z = z, a
-					tr.SetSlice(a)
-					if err := c.Sync(context.Background()); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-		b.Run("memory/"+s.String(), func(b *testing.B) {
-			heap := func() float64 {
-				runtime.GC()
-				runtime.GC()
-				var m runtime.MemStats
-				runtime.ReadMemStats(&m)
-				return float64(m.HeapAlloc)
-			}
-			for b.Loop() {
-				tr, c := begin(b)
-				before := heap()
-				c.Lookup(at, v1.ProtocolTCP)
-				middle := heap()
-				c.LookupEndpoint(endpoint, v1.ProtocolTCP)
-				after := heap()
-				b.ReportMetric((middle-before)/float64(s.services), "B/frontend")
-				b.ReportMetric((after-middle)/float64(s.services*s.endpoints), "B/endpoint")
-				runtime.KeepAlive(tr)
-				runtime.KeepAlive(c)
-			}
-		})
 	}
 }

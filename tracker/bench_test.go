@@ -7,7 +7,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
@@ -107,119 +106,9 @@ func BenchmarkOneSliceChanged(b *testing.B) {
 	})
 }
 
-// BenchmarkSliceUnchanged sets an unchanged slice.
-func BenchmarkSliceUnchanged(b *testing.B) {
-	w := newWorld(1000, 10)
-	t := newSynced(b, tracker.Config{})
-	w.fill(t)
-	t.Take()
-	b.ReportAllocs()
-	for b.Loop() {
-		if t.SetSlice(w.slices[500]) {
-			b.Fatal("changed")
-		}
-	}
-}
-
-// BenchmarkServiceChanged adds and removes a Service.
-func BenchmarkServiceChanged(b *testing.B) {
-	eachWorld(b, func(b *testing.B, w *world) {
-		t := newSynced(b, tracker.Config{})
-		w.fill(t)
-		t.Take()
-		s := w.services[len(w.services)/2]
-		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-		b.ReportAllocs()
-		for b.Loop() {
-			t.DeleteService(name)
-			t.Take()
-			t.SetService(s)
-			t.Take()
-		}
-	})
-}
-
-// BenchmarkHeap reports the heap of a filled tracker, without the objects that filled
-// it.
-func BenchmarkHeap(b *testing.B) {
-	eachWorld(b, func(b *testing.B, w *world) {
-		var held float64
-		for b.Loop() {
-			before := liveHeap()
-			t := newSynced(b, tracker.Config{})
-			w.fill(t)
-			t.Take()
-			held = float64(liveHeap()) - float64(before)
-			runtime.KeepAlive(t)
-		}
-		runtime.KeepAlive(w)
-		b.ReportMetric(held/float64(len(w.slices)*len(w.slices[0].Endpoints)), "bytes/endpoint")
-		b.ReportMetric(0, "ns/op")
-	})
-}
-
-func liveHeap() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// BenchmarkSelect selects from 1,000 endpoints on 100 nodes.
-func BenchmarkSelect(b *testing.B) {
-	w := newWorld(1, 1000)
-	t := newSynced(b, tracker.Config{})
-	w.fill(t)
-	state := t.Take().Updates[0].Ports[0]
-	for _, mode := range []string{"cluster", "local"} {
-		p := *state.Port
-		p.InternalLocal = mode == "local"
-		b.Run(mode, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				tracker.Select(&p, state.Endpoints, tracker.NodeInfo{Name: "node-7"})
-			}
-		})
-	}
-}
-
 func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	tb.Helper()
 	t := must.Get(tracker.New(c))(tb)
 	t.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return t
-}
-
-// BenchmarkOneSliceOfMany changes an endpoint of a very large Service. Its slices
-// have 100 endpoints, as the EndpointSlice controller makes them, and their addresses
-// interleave.
-func BenchmarkOneSliceOfMany(b *testing.B) {
-	for _, count := range []int{10, 100} {
-		b.Run(fmt.Sprintf("slices=%d/endpoints=100", count), func(b *testing.B) {
-			t := newSynced(b, tracker.Config{})
-			t.SetService(service("ns", "svc", "10.96.0.1"))
-			var states [2]*discovery.EndpointSlice
-			for i := range count {
-				s := slice("ns", fmt.Sprintf("svc-%03d", i), "svc")
-				for j := range 100 {
-					with(s, fmt.Sprintf("10.0.%d.%d", j, i))
-				}
-				t.SetSlice(s)
-				states[0] = s
-			}
-			states[1] = states[0].DeepCopy()
-			states[1].Endpoints[50].Conditions.Ready = ptr(false)
-			t.Take()
-			b.ReportAllocs()
-			n := 0
-			for b.Loop() {
-				n++
-				t.SetSlice(states[n&1])
-				if c := t.Take(); len(c.Updates) != 1 {
-					b.Fatal(len(c.Updates))
-				}
-			}
-		})
-	}
 }
