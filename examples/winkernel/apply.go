@@ -20,15 +20,8 @@ type apply struct {
 	*Backend
 	ctx  context.Context
 	full bool
-	// plans holds the load balancers of each Service that changes and stays, and addresses the
-	// remote endpoints that they need.
-	plans  map[tracker.Key][]wanted
-	needed map[tracker.Key]map[address]bool
 	// failed holds the errors of Services that fail alone, and those of Services that wait.
 	failed map[tracker.Key]error
-	// stale is the error of sweep and prune. Everything is then in effect, but stale objects are
-	// left.
-	stale error
 	// uncertain is set after a write whose outcome is unknown.
 	uncertain bool
 	// listed and readNetwork are set once the endpoints and the network were read in this call.
@@ -41,10 +34,19 @@ type apply struct {
 // rest was not done.
 func (a *apply) run(changes []ruleset.Change) error {
 	a.listed, a.readNetwork = a.full, a.full
-	a.plans, a.needed = make(map[tracker.Key][]wanted, len(changes)), make(map[tracker.Key]map[address]bool, len(changes))
+	plans := make([][]wanted, len(changes))
 	for i := range changes {
-		if err := a.claim(&changes[i]); err != nil {
+		c := &changes[i]
+		delete(a.waiting, c.Key)
+		if c.New == nil || !a.config.serves(c.Key.Family) {
+			continue
+		}
+		if err := a.learnSubnets(c.New); err != nil {
 			return err
+		}
+		plans[i] = a.planner().plan(c.New)
+		for _, w := range plans[i] {
+			a.lbs.Claim(c.Key, w.settings.Frontend)
 		}
 	}
 	if a.full {
@@ -52,30 +54,26 @@ func (a *apply) run(changes []ruleset.Change) error {
 			return err
 		}
 	}
-	for _, step := range []func(*ruleset.Change) error{a.write, a.release} {
-		for i := range changes {
-			if err := a.ctx.Err(); err != nil {
-				return err
-			}
-			if err := a.judge(changes[i].Key, step(&changes[i])); err != nil {
-				return err
+	for i, plan := range plans {
+		if err := a.ctx.Err(); err != nil {
+			return err
+		}
+		if err := a.write(changes[i].Key, plan); err != nil {
+			return err
+		}
+	}
+	for i, plan := range plans {
+		for f := range a.lbs.Items(changes[i].Key) {
+			if !slices.ContainsFunc(plan, func(w wanted) bool { return w.settings.Frontend == f }) {
+				a.lbs.Release(changes[i].Key, f)
 			}
 		}
 	}
-	a.stale = a.sweep()
-	if a.full {
-		a.stale = errors.Join(a.stale, a.prune())
+	err := a.sweep()
+	if err != nil && !a.full { // only a full delta can end without stale objects
+		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
-	return nil
-}
-
-// judge records an error of a Service. It returns errors that concern more than the Service.
-func (a *apply) judge(k tracker.Key, err error) error {
-	if err == nil || concernsAll(err) {
-		return err
-	}
-	a.failed[k] = errors.Join(a.failed[k], err)
-	return nil
+	return err
 }
 
 // concernsAll reports whether an error of a call concerns more than one object: the service does
@@ -87,36 +85,6 @@ func concernsAll(err error) bool { return errors.Is(err, ErrNotRunning) || error
 func (a *apply) wrote(err error) error {
 	a.uncertain = a.uncertain || !errors.Is(err, ErrExists) && !errors.Is(err, ErrInvalidAddr)
 	return err
-}
-
-// claim plans a Service and records what it uses.
-func (a *apply) claim(c *ruleset.Change) error {
-	delete(a.waiting, c.Key)
-	if c.New == nil || !a.config.serves(c.Key.Family) {
-		return nil
-	}
-	if err := a.learnSubnets(c.New); err != nil {
-		return err
-	}
-	p := a.planner()
-	plan, needed := p.plan(c.New), map[address]bool{}
-	for i := range plan {
-		w := &plan[i]
-		a.lbs.Claim(c.Key, w.settings.Frontend)
-		if a.needsVIP(c.New, w) {
-			needed[address{w.settings.Frontend.VIP, true}] = true
-		}
-		for _, e := range w.pool {
-			if !p.local(e) {
-				needed[address{e.Addr.Addr(), false}] = true
-			}
-		}
-	}
-	for item := range needed {
-		a.addresses.Claim(c.Key, item)
-	}
-	a.plans[c.Key], a.needed[c.Key] = plan, needed
-	return nil
 }
 
 // learnSubnets reads an overlay's network again if it does not know an endpoint of the Service:
@@ -142,11 +110,6 @@ func (a *apply) learnSubnets(s *ruleset.Port) error {
 	}
 	a.state.network, a.readNetwork = n, true
 	return nil
-}
-
-// needsVIP reports whether a load balancer needs an endpoint of its cluster IP.
-func (a *apply) needsVIP(s *ruleset.Port, w *wanted) bool {
-	return a.state.network.Type == Overlay && w.settings.Frontend.VIP == s.Spec.ClusterIP
 }
 
 // beginFull makes the source VIP of an overlay and deletes endpoints for pods that moved to
@@ -175,109 +138,87 @@ func (a *apply) beginFull() error {
 
 // withdraw deletes an endpoint that load balancers may have.
 func (a *apply) withdraw(e Endpoint) error {
-	for _, f := range a.state.usedBy(e.ID) {
-		lb := a.state.lbs[f]
-		lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
-		err := error(nil)
-		if len(lb.Endpoints) == 0 {
-			err = a.deleteLoadBalancer(f)
-		} else {
-			err = a.change(lb)
+	for _, lb := range a.state.lbs {
+		if !slices.Contains(lb.Endpoints, e.ID) {
+			continue
 		}
-		if err != nil {
+		lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
+		if err := a.put(lb); err != nil {
 			return err
 		}
 	}
 	return a.deleteEndpoint(e)
 }
 
-// write makes the endpoints and load balancers of a Service.
-func (a *apply) write(c *ruleset.Change) error {
-	var missing absent
+// write makes the endpoints and load balancers of a Service. It returns errors that concern more than the Service.
+func (a *apply) write(k tracker.Key, plan []wanted) error {
 	var errs []error
-	for i := range a.plans[c.Key] {
-		err := a.writeOne(c.New, &a.plans[c.Key][i], &missing)
+	var missing []netip.Addr
+	for i := range plan {
+		lb := plan[i].settings
+		ids, without, err := a.resolve(&plan[i])
+		missing = append(missing, without...)
+		if err == nil {
+			lb.Endpoints = ids
+			err = a.put(lb)
+		}
 		if concernsAll(err) {
 			return err
 		}
 		errs = append(errs, err)
 	}
-	missing.sort()
-	if all := slices.Concat(missing.late, missing.node); len(all) != 0 {
-		a.waiting[c.Key] = all
+	slices.SortFunc(missing, netip.Addr.Compare)
+	if missing = slices.Compact(missing); len(missing) != 0 {
+		a.waiting[k] = missing
 	}
-	if len(missing.node) != 0 {
-		a.leaveOut(c.Key, missing.node)
-	}
-	if len(missing.late) != 0 {
-		errs = append(errs, &WaitingError{missing.late})
-	}
-	return errors.Join(errs...)
-}
-
-// writeOne makes a load balancer and its endpoints.
-func (a *apply) writeOne(s *ruleset.Port, w *wanted, missing *absent) error {
-	if a.needsVIP(s, w) {
-		if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
-			return err
+	// Network plugins make no endpoints at the node's own addresses.
+	var host, late []netip.Addr
+	for _, addr := range missing {
+		if slices.Contains(a.config.NodeIPs, addr) {
+			host = append(host, addr)
+		} else {
+			late = append(late, addr)
 		}
 	}
-	lb := w.settings
-	var err error
-	if lb.Endpoints, err = a.resolve(w, missing); err != nil {
-		return err
-	}
-	return a.put(lb)
-}
-
-// absent holds the addresses of endpoints that the service does not have.
-type absent struct {
-	// late holds those that the network plugin will make, or delete.
-	late []netip.Addr
-	// node holds those at the node's own addresses. Network plugins do not make them.
-	node []netip.Addr
-}
-
-// sort sorts the addresses and removes duplicates.
-func (m *absent) sort() {
-	for _, list := range []*[]netip.Addr{&m.late, &m.node} {
-		slices.SortFunc(*list, netip.Addr.Compare)
-		*list = slices.Compact(*list)
-	}
-}
-
-// leaveOut reports that the load balancers of a Service leave out pods in the node's host network.
-func (a *apply) leaveOut(k tracker.Key, addrs []netip.Addr) {
-	if a.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(addrs)) &&
+	if len(host) != 0 && a.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(host)) &&
 		a.config.Trace != nil && a.config.Trace.LeftOut != nil {
-		a.config.Trace.LeftOut(k, addrs)
+		a.config.Trace.LeftOut(k, host)
 	}
+	if len(late) != 0 {
+		errs = append(errs, &WaitingError{late})
+	}
+	if err := errors.Join(errs...); err != nil {
+		a.failed[k] = err
+	}
+	return nil
 }
 
-// resolve returns the IDs of a load balancer's endpoints. It makes those of other nodes.
-func (a *apply) resolve(w *wanted, missing *absent) ([]string, error) {
+// resolve returns the IDs of a load balancer's endpoints, and the addresses of those that the service does not have and the
+// network plugin makes or deletes. It makes those of other nodes.
+func (a *apply) resolve(w *wanted) (ids []string, missing []netip.Addr, err error) {
 	if w.root {
 		if a.state.root == "" {
-			return nil, nil // Check notices it
+			return nil, nil, nil // Check notices it
 		}
-		return []string{a.state.root}, nil
+		return []string{a.state.root}, nil, nil
 	}
-	out := make([]string, 0, len(w.pool))
+	if w.settings.Purpose == ClusterIP && a.state.network.Type == Overlay {
+		if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
+			return nil, nil, err
+		}
+	}
 	for _, e := range w.pool {
-		id, err := a.endpoint(e)
-		switch {
+		switch id, err := a.endpoint(e); {
 		case err != nil:
-			return nil, err
+			return nil, missing, err
 		case id != "":
-			out = append(out, id)
-		case slices.Contains(a.config.NodeIPs, e.Addr.Addr()):
-			missing.node = append(missing.node, e.Addr.Addr())
+			ids = append(ids, id)
 		default:
-			missing.late = append(missing.late, e.Addr.Addr())
+			missing = append(missing, e.Addr.Addr())
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+	slices.Sort(ids)
+	return slices.Compact(ids), missing, nil
 }
 
 // endpoint returns the ID of an endpoint. It returns "" for a pod of this node whose endpoint
@@ -406,44 +347,30 @@ func (a *apply) deleteLoadBalancer(f Frontend) error {
 	return nil
 }
 
-// release deletes the load balancers that the Service had and no Service wants, and records which
-// remote endpoints it does not need any more.
-func (a *apply) release(c *ruleset.Change) error {
-	for item := range a.addresses.Items(c.Key) {
-		if !a.needed[c.Key][item] {
-			a.addresses.Release(c.Key, item)
-		}
-	}
-	var errs []error
-	for f := range a.lbs.Items(c.Key) {
-		wanted := slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f })
-		if wanted || !a.lbs.Release(c.Key, f) {
-			continue
-		}
-		err := a.deleteLoadBalancer(f)
-		switch {
-		case concernsAll(err):
-			return err
-		case err != nil:
-			a.lbs.Claim(c.Key, f) // the retry releases it again
-			errs = append(errs, err)
-		default:
-			a.lbs.Removed(f)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweep deletes the remote endpoints that no Service needs and no load balancer has. One whose
-// change failed has its endpoints until the change succeeds.
+// sweep deletes the load balancers that no Service wants, and then the remote endpoints that lost their last load balancer.
+// After a full read these are all that no load balancer has. One whose change failed has its endpoints until the change
+// succeeds. It continues after an error.
 func (a *apply) sweep() error {
 	var errs []error
-	for item := range a.addresses.Unused() {
-		e, ok := a.state.endpoints[a.state.at[item.Addr].remote]
-		if p := a.planner(); ok && (item.vip && p.isVIP(&e) || !item.vip && p.isRemotePod(&e)) {
-			if a.state.inUse(&e, item.vip) {
-				continue
-			}
+	for f := range a.lbs.Unused() {
+		if err := a.ctx.Err(); err != nil {
+			return err
+		}
+		if err := a.deleteLoadBalancer(f); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		a.lbs.Removed(f)
+	}
+	for _, id := range a.state.broken {
+		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
+			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, a.wrote(err)))
+		}
+	}
+	a.state.broken = nil
+	for id := range a.state.idle {
+		e, ok := a.state.endpoints[id]
+		if ok && a.planner().owns(&e) && !a.state.inUse(&e, a.planner().isVIP(&e)) {
 			if err := a.ctx.Err(); err != nil {
 				return err
 			}
@@ -452,40 +379,7 @@ func (a *apply) sweep() error {
 				continue
 			}
 		}
-		a.addresses.Removed(item)
-	}
-	return errors.Join(errs...)
-}
-
-// prune deletes the load balancers that no Service wants, and the remote endpoints of an
-// earlier process that no Service wants. It continues after an error.
-func (a *apply) prune() error {
-	var errs []error
-	for f := range a.lbs.Unused() {
-		err := a.deleteLoadBalancer(f)
-		if errs = append(errs, err); err == nil {
-			a.lbs.Removed(f)
-		}
-	}
-	for _, id := range a.state.broken {
-		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
-			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, a.wrote(err)))
-		}
-	}
-	p := a.planner()
-	for id, e := range a.state.endpoints {
-		vip := p.isVIP(&e)
-		if !vip && !p.isRemotePod(&e) {
-			continue
-		}
-		if a.state.inUse(&e, vip) {
-			a.addresses.Installed(address{e.Addrs[0], vip}) // a later sweep deletes it
-			continue
-		}
-		if addr := e.Addrs[0]; a.addresses.Users(address{addr, vip}) != 0 && a.state.at[addr].remote == id && (vip || a.state.at[addr].local == "") {
-			continue
-		}
-		errs = append(errs, a.deleteEndpoint(e))
+		delete(a.state.idle, id)
 	}
 	return errors.Join(errs...)
 }

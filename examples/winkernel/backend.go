@@ -30,20 +30,12 @@ type Backend struct {
 	started bool
 	// replaces is set once the service turned out to be unable to modify load balancers.
 	replaces bool
-	// lbs and addresses record which Services use a load balancer and a remote endpoint.
-	lbs       driver.Ledger[tracker.Key, Frontend]
-	addresses driver.Ledger[tracker.Key, address]
+	// lbs records which Services use a load balancer.
+	lbs driver.Ledger[tracker.Key, Frontend]
 	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
 	// or delete one, and those of pods that are left out until there is an endpoint.
 	waiting    map[tracker.Key][]netip.Addr
 	complaints *complaint.Log
-}
-
-// address is a remote endpoint that the backend makes: for a pod of another node, or for a
-// cluster IP in an overlay.
-type address struct {
-	netip.Addr
-	vip bool
 }
 
 // New returns a Backend. It calls [Probe], and writes nothing.
@@ -97,9 +89,15 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.started = true
 	if d.Full {
-		if err := b.adopt(); err != nil {
+		b.state = nil
+		s, err := b.config.read()
+		if err == nil {
+			err = b.config.forNetwork(&s.network)
+		}
+		if err != nil {
 			return err
 		}
+		b.adopt(s)
 	}
 	if b.state == nil {
 		return ruleset.ErrNeedFull
@@ -112,34 +110,18 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	switch {
 	case err != nil && errors.Is(err, ErrNotFound):
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
-	case err != nil:
-		return err
-	case a.stale != nil && !d.Full: // only a full delta can end without stale objects
-		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, a.stale)
-	case a.stale != nil:
-		return a.stale
-	case len(a.failed) != 0:
+	case err == nil && len(a.failed) != 0:
 		return &ruleset.PartialError{Failed: a.failed}
 	}
-	return nil
+	return err
 }
 
-// adopt reads the state of the service and forgets which Services use it.
-func (b *Backend) adopt() error {
-	b.state = nil
-	s, err := b.config.read()
-	if err != nil {
-		return err
-	}
-	if err := b.config.forNetwork(&s.network); err != nil {
-		return err
-	}
-	b.state, b.waiting = s, map[tracker.Key][]netip.Addr{}
-	b.lbs, b.addresses = driver.Ledger[tracker.Key, Frontend]{}, driver.Ledger[tracker.Key, address]{}
+// adopt takes over the state of the service and forgets which Services use it.
+func (b *Backend) adopt(s *state) {
+	b.state, b.waiting, b.lbs = s, map[tracker.Key][]netip.Addr{}, driver.Ledger[tracker.Key, Frontend]{}
 	for f := range s.lbs {
 		b.lbs.Installed(f)
 	}
-	return nil
 }
 
 func (b *Backend) planner() planner { return planner{&b.config, &b.state.network} }
@@ -153,15 +135,11 @@ type WaitingError struct {
 
 // Error returns a message with the addresses, at most eight of them.
 func (e *WaitingError) Error() string {
-	text := make([]string, 0, 8)
-	for _, a := range e.Addrs[:min(len(e.Addrs), 8)] {
-		text = append(text, a.String())
+	text := "network plugin has no endpoint yet for " + strings.Trim(fmt.Sprint(e.Addrs[:min(len(e.Addrs), 8)]), "[]")
+	if n := len(e.Addrs) - 8; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
 	}
-	more := ""
-	if n := len(e.Addrs) - len(text); n > 0 {
-		more = fmt.Sprintf(" and %d more", n)
-	}
-	return "network plugin has no endpoint yet for " + strings.Join(text, ", ") + more
+	return text
 }
 
 // Check compares the service with the backend's writes. It returns a *[dataplane.DriftError]

@@ -2,7 +2,6 @@ package winkernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 )
 
@@ -30,29 +29,12 @@ func Cleanup(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	remove := func(what, id string, remove func(id string) error) {
-		err := ctx.Err()
-		if err == nil {
-			err = remove(id)
-		}
-		if err != nil && !errors.Is(err, ErrNotFound) {
-			errs = append(errs, fmt.Errorf("winkernel: cannot delete %s: %w", what, err))
-		}
+	b := &Backend{config: c}
+	b.adopt(s)
+	if err := (&apply{Backend: b, ctx: ctx}).sweep(); err != nil {
+		return fmt.Errorf("winkernel: %w", err)
 	}
-	for f, lb := range s.lbs {
-		remove("load balancer "+f.String(), lb.ID, c.HNS.DeleteLoadBalancer)
-	}
-	for _, id := range s.broken {
-		remove("load balancer "+id, id, c.HNS.DeleteLoadBalancer)
-	}
-	p := planner{&c, &s.network}
-	for id, e := range s.endpoints {
-		if p.owns(&e) {
-			remove(fmt.Sprintf("endpoint %v", e.Addrs[0]), id, c.HNS.DeleteEndpoint)
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // inspect returns the completed configuration and the state of the service.

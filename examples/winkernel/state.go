@@ -20,6 +20,8 @@ type state struct {
 	// uses and vips count the load balancers by endpoint ID and by address.
 	uses map[string]int
 	vips map[netip.Addr]int
+	// idle has the IDs of the endpoints that may have lost their last load balancer, or have none yet.
+	idle map[string]bool
 	// broken holds the IDs of load balancers without a frontend, and of second ones.
 	broken []string
 	// root is the ID of the root endpoint, or "".
@@ -33,7 +35,7 @@ type state struct {
 type addressed struct{ local, remote string }
 
 func (c *Config) read() (*state, error) {
-	s := &state{lbs: map[Frontend]LoadBalancer{}, uses: map[string]int{}, vips: map[netip.Addr]int{}}
+	s := &state{lbs: map[Frontend]LoadBalancer{}, uses: map[string]int{}, vips: map[netip.Addr]int{}, idle: map[string]bool{}}
 	var err error
 	if s.network, err = c.HNS.Network(c.Network); err != nil {
 		return nil, fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
@@ -80,7 +82,9 @@ func (s *state) deleteLB(f Frontend) {
 	decrement(s.vips, f.VIP)
 	for _, id := range lb.Endpoints {
 		decrement(s.uses, id)
+		s.idle[id] = true
 	}
+	s.idle[s.at[f.VIP].remote] = true
 }
 
 func decrement[K comparable](m map[K]int, k K) {
@@ -120,7 +124,7 @@ func (s *state) readEndpoints(c *Config) error {
 }
 
 func (s *state) add(e Endpoint) {
-	s.endpoints[e.ID] = e
+	s.endpoints[e.ID], s.idle[e.ID] = e, true
 	s.macs[e.MAC]++
 	if e.Network != s.network.ID {
 		return
@@ -153,17 +157,6 @@ func (s *state) remove(id string) {
 	}
 	s.macs[s.endpoints[id].MAC]--
 	delete(s.endpoints, id)
-}
-
-// usedBy returns the frontends whose load balancers have an endpoint. It looks at every load balancer.
-func (s *state) usedBy(id string) []Frontend {
-	var out []Frontend
-	for f, lb := range s.lbs {
-		if slices.Contains(lb.Endpoints, id) {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // differs describes the first difference that matters between what a Backend wrote and what

@@ -268,16 +268,15 @@ func list[T any](s *Service, m map[string]T) ([]T, error) {
 
 func (s *Service) write(c Call, f func() error) error {
 	s.mu.Lock()
+	s.calls[c]++
 	before, after := s.Before, s.After
 	s.mu.Unlock()
 	if before != nil {
 		if err := before(c); err != nil {
-			s.count(c)
 			return err
 		}
 	}
 	s.mu.Lock()
-	s.calls[c]++
 	err := winkernel.ErrNotRunning
 	if !s.stopped {
 		err = f()
@@ -287,12 +286,6 @@ func (s *Service) write(c Call, f func() error) error {
 		after(c)
 	}
 	return err
-}
-
-func (s *Service) count(c Call) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls[c]++
 }
 
 // CreateEndpoint implements [winkernel.HNS].
