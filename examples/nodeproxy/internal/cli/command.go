@@ -121,53 +121,6 @@ func VersionLine() string {
 	return fmt.Sprintf("%s, follows Kubernetes %s, %s %s/%s", line, config.Kubernetes, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// section is a part of a help text: flags under a title.
-type section struct {
-	title string
-	flags *pflag.FlagSet
-}
-
-// sections returns a command's flags: its own first, then those of the agent's configuration in
-// their groups. Hidden and deprecated flags are left out.
-func sections(c *cobra.Command) []section {
-	var all []section
-	own := section{c.Name() + "'s own", newSection()}
-	c.Flags().VisitAll(func(f *pflag.Flag) {
-		group := f.Annotations[config.GroupAnnotation]
-		switch {
-		case f.Hidden:
-		case len(group) == 0:
-			own.flags.AddFlag(f)
-		default:
-			if n := len(all); n == 0 || all[n-1].title != group[0] {
-				all = append(all, section{group[0], newSection()})
-			}
-			all[len(all)-1].flags.AddFlag(f)
-		}
-	})
-	switch {
-	case len(all) == 0:
-		own.title = ""
-	case alone(own.flags, "help"):
-		all[0].flags.AddFlag(own.flags.Lookup("help"))
-		return all
-	}
-	return append([]section{own}, all...)
-}
-
-// alone reports whether a set has one flag, with this name.
-func alone(f *pflag.FlagSet, name string) bool {
-	n := 0
-	f.VisitAll(func(*pflag.Flag) { n++ })
-	return n == 1 && f.Lookup(name) != nil
-}
-
-func newSection() *pflag.FlagSet {
-	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	f.SortFlags = false
-	return f
-}
-
 // Program holds what the verbs share.
 type Program struct {
 	Out, Diag io.Writer

@@ -193,7 +193,7 @@ func TestManualHasAPageForEachVerb(t *testing.T) {
 			continue
 		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if name := strings.ReplaceAll("--"+f.Name, "-", `\-`); f.Deprecated == "" && !strings.Contains(string(page), name+`\fR`) {
+			if name := strings.ReplaceAll("--"+f.Name, "-", `\-`); f.Deprecated == "" && !regexp.MustCompile(`(?m)^  (\\-., )?`+regexp.QuoteMeta(name)+`( |$)`).MatchString(string(page)) {
 				t.Errorf("the page of %s does not have --%s", c.Name(), f.Name)
 			}
 		})
