@@ -33,8 +33,8 @@ func (c *Config) LoopbackServer(to netip.Addr) string {
 		return ""
 	case c.loopbackOff() != "":
 		return "nothing serves it, since " + c.loopbackOff()
-	case to != loopback(f):
-		return "nothing serves it, since the agent listens only at " + loopback(f).String()
+	case to != Loopback(f):
+		return "nothing serves it, since the agent listens only at " + Loopback(f).String()
 	}
 	return "the agent's process serves it"
 }
@@ -42,7 +42,7 @@ func (c *Config) LoopbackServer(to netip.Addr) string {
 // loopbackFamilies returns the families in which ports has the usual loopback address.
 func loopbackFamilies(ports ruleset.NodePortAddresses) (out []tracker.Family) {
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if ports.Resolve(tracker.NodeInfo{}, f).AllowsLoopback(loopback(f)) {
+		if ports.Resolve(tracker.NodeInfo{}, f).AllowsLoopback(Loopback(f)) {
 			out = append(out, f)
 		}
 	}
@@ -75,7 +75,8 @@ func (c *Config) noteLoopback() {
 	c.Notes = append(c.Notes, "NodePorts do not answer at "+where+" in nodePortAddresses, since "+why)
 }
 
-func loopback(f tracker.Family) netip.Addr {
+// Loopback returns the usual loopback address of a family.
+func Loopback(f tracker.Family) netip.Addr {
 	if f == tracker.IPv6 {
 		return netip.IPv6Loopback()
 	}

@@ -43,7 +43,6 @@ type Agent struct {
 	*observers
 	options  Options
 	list     []part
-	closers  []func()
 	started  time.Time
 	source   objects.Source
 	client   *kubeapi.Client // nil without an API server
@@ -215,13 +214,14 @@ func (a *Agent) Run(parent context.Context) error {
 		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
 	}
 	var wg sync.WaitGroup
-	for _, p := range a.list {
+	for i := range a.list {
+		p := &a.list[i]
 		if p.run == nil {
 			continue
 		}
 		wg.Go(func() {
 			defer recovered(a.Failed)
-			if err := a.loop(p)(ctx); err != nil {
+			if err := a.loop(ctx, p); err != nil {
 				stop(err)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/internal/complaint"
@@ -35,10 +36,10 @@ type localhost struct {
 
 // openLocalhost opens the data plane of NodePorts at loopback addresses, if the configuration
 // and the mode require it.
-func (a *Agent) openLocalhost(context.Context) (func(), error) {
+func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 	families := a.Config.LoopbackFamilies(a.families)
 	if len(families) == 0 || a.options.Foreign {
-		return nil, nil
+		return nil
 	}
 	log := a.options.Log
 	l := &localhost{
@@ -48,7 +49,7 @@ func (a *Agent) openLocalhost(context.Context) (func(), error) {
 	l.retry.Stop()
 	var own loopbackAddresses
 	for _, f := range families {
-		own = append(own, loopbackOf(f))
+		own = append(own, config.Loopback(f))
 	}
 	var err error
 	l.plane, err = userspace.New(userspace.Config{
@@ -61,12 +62,12 @@ func (a *Agent) openLocalhost(context.Context) (func(), error) {
 		Log:     log,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
 	l.cursor = a.Engine.Attach("localhost", ruleset.BackendFunc(l.apply))
-	a.localhost = l
-	return l.close, nil
+	a.localhost, p.close = l, closing(l.close)
+	return nil
 }
 
 // close resets all connections.
@@ -99,13 +100,6 @@ func (l *localhost) sync(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-func loopbackOf(f tracker.Family) netip.Addr {
-	if f == tracker.IPv6 {
-		return netip.IPv6Loopback()
-	}
-	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
 // loopbackAddresses implements [userspace.Addresses] for loopback addresses, which every node

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/internal/complaint"
@@ -37,7 +38,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	l := &localhost{complaints: complaint.NewLog(slog.New(slog.NewTextHandler(&logged, nil)))}
 	serves := func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
-	if l.plane, err = userspace.New(userspace.Config{Addresses: loopbackAddresses{loopbackOf(tracker.IPv4)}, Serves: serves}); err != nil {
+	if l.plane, err = userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves}); err != nil {
 		t.Fatal(err)
 	}
 	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)

@@ -53,21 +53,17 @@ type observers struct {
 	// due is set if report must print a line for the objects received at receivedAt.
 	due        bool
 	receivedAt time.Time
-	// began is when the last sync began, applied when its last Apply ended, and changed the
-	// number of Service ports that it changed.
-	began   time.Time
-	applied time.Time
+	// changed is the number of Service ports that the last sync changed, and synced its outcome.
 	changed int
+	synced  ruleset.SyncInfo
 	// everyLine is set if each sync of changes from an API server has a line. Otherwise lines
 	// and, for syncs with failed Services, failures bound their rate.
 	everyLine       bool
 	lines, failures complaint.Bucket
 	line            syncLine
-	// synced is the outcome of the last sync.
-	synced ruleset.SyncInfo
 }
 
-func newObservers(opts *Options, families []tracker.Family) (*observers, error) {
+func newObservers(opts *Options, families []tracker.Family) (_ *observers, err error) {
 	cfg := opts.Config
 	o := &observers{
 		limits:    modes.LimitsFor(cmp.Or(opts.Files, modes.OpenFiles())),
@@ -82,7 +78,6 @@ func newObservers(opts *Options, families []tracker.Family) (*observers, error) 
 	if opts.Lines == nil {
 		o.entries = opts.Log
 	}
-	var err error
 	o.Proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: families, Answered: o.metrics.Answered})
 	if err != nil {
 		return nil, err
@@ -111,18 +106,14 @@ func (o *observers) onSync(i ruleset.SyncInfo) {
 
 // begin is called before a sync.
 func (o *observers) begin() {
-	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
+	o.changed = 0
 	o.Proxy.Started()
 	if t := o.handed.Swap(nil); t != nil {
 		o.due, o.receivedAt = true, *t
 	} else if !o.due {
-		o.receivedAt = o.began
+		o.receivedAt = time.Now()
 	}
 }
-
-// done is called after a sync. A Service that cannot be programmed does not make the node
-// unhealthy.
-func (o *observers) done(inEffect bool) { o.Proxy.Done(inEffect) }
 
 // handedIn is called when a source has handed in the objects of one change.
 func (o *observers) handedIn() {
@@ -133,7 +124,6 @@ func (o *observers) handedIn() {
 // appliedDelta is called after each Apply. A sync may need several.
 func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 	o.metrics.Applied(d, err)
-	o.applied = time.Now()
 	if errors.Is(err, ruleset.ErrNeedFull) {
 		return // the full delta that follows has these changes again
 	}
@@ -154,16 +144,13 @@ func (o *observers) report(failed int) {
 	// next line.
 	l := &o.line
 	l.changed += o.changed
-	if o.applied.IsZero() {
-		o.applied = time.Now() // the kernel needed no change
-	}
-	l.took = max(l.took, o.applied.Sub(o.began))
+	l.took = max(l.took, o.synced.Took)
 	if !o.due {
 		return
 	}
 	o.due = false
 	l.syncs++
-	l.waited = max(l.waited, o.began.Sub(o.receivedAt))
+	l.waited = max(l.waited, o.synced.Start.Sub(o.receivedAt))
 	// With manifests, a test or a person waits for each line.
 	if !o.manifests && !o.everyLine {
 		bucket := &o.lines

@@ -18,7 +18,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Options are what an Agent gets from its program. Config, Modes and Log are required.
+// Options are what an Agent gets from its program. The options of package agent describe most fields.
+// Config, Modes and Log are required.
 type Options struct {
 	Config *config.Config
 	// Modes are the data planes that the agent finds the rules of. One of them has Config's mode.
@@ -27,37 +28,25 @@ type Options struct {
 	// looks for rules of other proxies nor touches connection tracking.
 	Foreign bool
 	// Client is the API server. If it is nil, Config names it, unless there is a Source or Config has
-	// manifests. Source, if not nil, has the objects.
+	// manifests.
 	Client *kubeapi.Client
 	Source objects.Source
 	// NetNS is the network namespace to serve. Nil is that of the thread that calls New, and then the
 	// servers listen in that of the process.
-	NetNS *os.File
-	Log   *slog.Logger
-	// Lines receives the lines about changes that are in effect. If it is nil, they are entries of Log.
-	Lines io.Writer
-	// Events, if not nil, replaces the Events that Client writes.
-	Events tracker.EventSink
-	// Component names the agent in Events and pages, and Version is its version.
+	NetNS              *os.File
+	Log                *slog.Logger
+	Lines              io.Writer
+	Events             tracker.EventSink
 	Component, Version string
-	// Registerer, if not nil, gets the metrics, with Labels. Gatherer, if not nil, is served with them.
-	Registerer prometheus.Registerer
-	Labels     prometheus.Labels
-	Gatherer   prometheus.Gatherer
-	// Serve makes the agent listen at Config's addresses.
-	Serve bool
-	// Listen opens each listening socket. Nil means [net.ListenConfig.Listen].
-	Listen func(ctx context.Context, network, address string) (net.Listener, error)
-	// Debug, if not nil, is served at /debug/ beside the metrics.
-	Debug http.Handler
-	// Files is how many files the agent may open. 0 means as many as the process may.
-	Files uint64
-	// Tune makes Run set the kernel's parameters of connection tracking.
-	Tune bool
-	// SocketLB is required by --socket-lb.
-	SocketLB SocketLB
-	// Reload, if not nil, is called when the configuration changes by its file. Otherwise Run ends.
-	Reload func()
+	Registerer         prometheus.Registerer
+	Labels             prometheus.Labels
+	Gatherer           prometheus.Gatherer
+	Serve, Tune        bool
+	Listen             func(ctx context.Context, network, address string) (net.Listener, error)
+	Debug              http.Handler
+	Files              uint64
+	SocketLB           SocketLB
+	Reload             func()
 }
 
 // Within calls f in the network namespace of the options.

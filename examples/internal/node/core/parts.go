@@ -24,8 +24,9 @@ type part struct {
 	// needs names the parts that open uses. They stand before this one.
 	needs []string
 	// open opens what can fail, on a thread in the agent's network namespace. It changes no rule and no
-	// parameter. It returns the function that closes the part, or nil.
-	open func(context.Context) (closer func(), err error)
+	// parameter. It may set run and close, which closes the part.
+	open  func(context.Context, *part) error
+	close func() error
 	// run runs until its context ends or an error ends the agent. With inside, it runs on a thread in the
 	// agent's network namespace. With later, it starts when the rules are in effect.
 	run           func(context.Context) error
@@ -40,7 +41,7 @@ func (a *Agent) parts() []part {
 	return []part{
 		{name: "configuration file", run: a.watchConfig},
 		{name: "addresses", open: a.openAddresses},
-		{name: "source", open: a.openSource, run: func(ctx context.Context) error { return a.source.Follow(ctx, a.World) }},
+		{name: "source", open: a.openSource},
 		{name: "node", needs: need("addresses", "source"), open: a.openNode},
 		{name: "observers", needs: need("node"), open: a.openObservers},
 		{name: "events", needs: need("source", "observers"), open: a.openEvents},
@@ -49,13 +50,13 @@ func (a *Agent) parts() []part {
 		a.server(readyzServer, a.options.Config.ReadyzBindAddress, reasonHealthzFailed, a.HealthzHandler),
 		{name: "namespace", open: a.openNamespace},
 		{name: "data plane", needs: need("node", "observers", "namespace"), open: a.openPlane, run: a.watchRules, inside: true},
-		{name: "stale flows", needs: need("observers", "namespace"), open: a.openCleaner, run: a.cleanFlows},
+		{name: "stale flows", needs: need("observers", "namespace"), open: a.openCleaner},
 		{name: "unanswered connections", needs: need("stale flows"), run: a.endUnanswered},
-		{name: "resets", needs: need("observers", "namespace"), open: a.openResetter, run: a.resetConnections, inside: true, later: true},
-		{name: "socket programs", needs: need("observers"), open: a.openSockets, run: a.watchSockets, inside: true, later: true},
+		{name: "resets", needs: need("observers", "namespace"), open: a.openResetter, inside: true, later: true},
+		{name: "socket programs", needs: need("observers"), open: a.openSockets, inside: true, later: true},
 		{name: "objects", needs: need("addresses", "source", "events"), open: a.openWorld, run: a.followNode, inside: true},
-		{name: "startup taint", needs: need("objects"), run: a.removeTaint, later: true},
-		{name: "take-over", needs: need("namespace", "data plane", "objects"), open: a.openTakeOver, run: func(ctx context.Context) error { return a.takeOver.run(ctx) }, inside: true, later: true},
+		{name: "startup taint", needs: need("objects"), open: a.openTaint, later: true},
+		{name: "take-over", needs: need("namespace", "data plane", "objects"), open: a.openTakeOver, inside: true, later: true},
 		{name: "rules", needs: need("data plane", "stale flows", "resets", "socket programs", "objects", "take-over"), open: a.connect, run: a.runRules, inside: true},
 		{name: "loopback NodePorts", needs: need("objects", "rules"), open: a.openLocalhost},
 		{name: "registry", needs: need("data plane", "resets", "loopback NodePorts"), open: a.register},
@@ -68,170 +69,176 @@ func (a *Agent) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.list = a.parts()
-	for _, p := range a.list {
-		if p.open == nil {
-			continue
-		}
-		closer, err := p.open(ctx)
-		if closer != nil {
-			a.closers = append(a.closers, closer)
-		}
-		if err != nil {
-			return err
+	for i := range a.list {
+		if p := &a.list[i]; p.open != nil {
+			if err := p.open(ctx, p); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (a *Agent) loop(p part) func(context.Context) error {
-	run := p.run
+// loop runs a part as its fields require.
+func (a *Agent) loop(ctx context.Context, p *part) error {
 	if p.later {
-		run = func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-a.inEffect:
-				return p.run(ctx)
-			}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.inEffect:
 		}
 	}
 	if !p.inside {
-		return run
+		return p.run(ctx)
 	}
-	return func(ctx context.Context) error { return a.options.Within(func() error { return run(ctx) }) }
+	return a.options.Within(func() error { return p.run(ctx) })
 }
 
 // Close closes everything and leaves the rules in place.
 func (a *Agent) Close() {
-	for _, f := range slices.Backward(a.closers) {
-		func() {
-			defer recovered(func(err error) { a.options.Log.Error("cannot close", "error", err) }) // of a Backend, or a Registerer
-			f()
-		}()
+	for i := range slices.Backward(a.list) {
+		if p := &a.list[i]; p.close != nil {
+			func() {
+				defer recovered(func(err error) { a.options.Log.Error("cannot close", "error", err) }) // of a Backend, or a Registerer
+				_ = p.close()
+				p.close = nil
+			}()
+		}
 	}
-	a.closers = nil
 }
 
-func (a *Agent) openAddresses(context.Context) (stop func(), err error) {
-	a.own, a.ranges, stop, err = objects.OpenAddresses()
-	return stop, err
+func (a *Agent) openAddresses(_ context.Context, p *part) (err error) {
+	var stop func()
+	if a.own, a.ranges, stop, err = objects.OpenAddresses(); err == nil {
+		p.close = closing(stop)
+	}
+	return err
 }
 
-func (a *Agent) openSource(context.Context) (stop func(), err error) {
+func (a *Agent) openSource(_ context.Context, p *part) (err error) {
 	a.source, a.client = a.options.Source, a.options.Client
 	if a.source == nil {
 		if a.source, a.client, err = objects.NewSource(a.options.Config, a.client, a.options.Log); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if f, ok := a.source.(*objects.Files); ok {
 		f.Together = a.handIn
 	}
-	return a.source.Close, nil
+	p.run = func(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
+	p.close = closing(a.source.Close)
+	return nil
 }
 
 // openNode reads what a mode with NeedsNode needs, and finds the families that the node can serve.
-func (a *Agent) openNode(ctx context.Context) (_ func(), err error) {
+func (a *Agent) openNode(ctx context.Context, _ *part) (err error) {
 	cfg := a.options.Config
 	if a.mode.NeedsNode {
 		if a.node, err = a.source.Node(ctx, objects.NeedOf(cfg)); err != nil {
-			return nil, err
+			return err
 		}
 		if a.nodeIPs = objects.NodeInfo(cfg, a.node).Addresses; len(a.nodeIPs) == 0 {
 			if a.nodeIPs, err = a.own(); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
 	a.families, err = modes.ServedFamilies(ctx, a.mode, modes.Settings{Config: cfg, NodeIPs: a.nodeIPs}, a.options.Log)
-	return nil, err
+	return err
 }
 
-func (a *Agent) openObservers(context.Context) (_ func(), err error) {
+func (a *Agent) openObservers(context.Context, *part) (err error) {
 	a.observers, err = newObservers(&a.options, a.families)
-	return nil, err
+	return err
 }
 
-func (a *Agent) openEvents(context.Context) (func(), error) {
+func (a *Agent) openEvents(_ context.Context, p *part) error {
 	switch {
 	case a.options.Events != nil:
 		a.events = &guardedEvents{EventSink: a.options.Events, log: a.options.Log}
 	case a.client != nil:
 		r := kubeapi.NewRecorder(a.client.Core(), a.options.Component, a.options.Config.NodeName, a.options.Log)
 		a.events = r
-		return r.Shutdown, nil
+		p.close = closing(r.Shutdown)
 	}
-	return nil, nil
+	return nil
+}
+
+// closing returns f as a part's close.
+func closing(f func()) func() error {
+	return func() error {
+		f()
+		return nil
+	}
 }
 
 // server returns the part of a server that listens at an address, if there is one. If it must not fail, it
 // listens before the kernel's rules change: an agent that is started beside another one, which has the
 // ports, fails before it has changed a rule.
 func (a *Agent) server(name, addr, reason string, handler func() http.Handler) part {
-	p := part{name: name, needs: []string{"events"}}
+	out := part{name: name, needs: []string{"events"}}
 	if addr == "" || !a.options.Serve {
-		return p
+		return out
 	}
-	s := &server{
-		name: name, addr: addr, hardFail: a.options.Config.Effective.BindAddressHardFail, listen: a.options.listen, log: a.options.Log,
-		failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
-	}
-	p.open = func(ctx context.Context) (func(), error) {
-		if !s.hardFail {
-			return nil, nil
+	out.open = func(ctx context.Context, p *part) (err error) {
+		s := &server{
+			name: name, addr: addr, connections: a.limits.Requests, hardFail: a.options.Config.Effective.BindAddressHardFail,
+			listen: a.options.listen, log: a.options.Log, failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
 		}
-		l, err := s.listen(ctx, "tcp", addr)
-		if err != nil {
+		p.run = func(ctx context.Context) error {
+			s.handler = handler()
+			return s.run(ctx)
+		}
+		if !s.hardFail {
+			return nil
+		}
+		if s.listener, err = s.listen(ctx, "tcp", addr); err != nil {
 			err = fmt.Errorf("%s at %s: %w", name, addr, err)
 			s.failed(err)
-			return nil, err
+			return err
 		}
-		s.listener = l
-		return func() { l.Close() }, nil
+		p.close = s.listener.Close
+		return nil
 	}
-	p.run = func(ctx context.Context) error {
-		s.handler, s.connections = handler(), a.limits.Requests
-		return s.run(ctx)
-	}
-	return p
+	return out
 }
 
-func (a *Agent) openNamespace(context.Context) (func(), error) {
-	netns, err := openNetNS()
-	if err != nil {
-		return nil, err
+func (a *Agent) openNamespace(_ context.Context, p *part) (err error) {
+	if a.netns, err = openNetNS(); err == nil {
+		p.close = a.netns.Close
 	}
-	a.netns = netns
-	return func() { netns.Close() }, nil
+	return err
 }
 
-func (a *Agent) openPlane(ctx context.Context) (_ func(), err error) {
+func (a *Agent) openPlane(ctx context.Context, p *part) (err error) {
 	a.plane, err = a.mode.Open(ctx, modes.Settings{
 		Config: a.options.Config, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(a.netns, a.options.Log), NetNS: a.netns, Limits: a.limits,
 		Dial: a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
+	p.close = a.plane.Close
 	if a.plane.Counters != nil {
 		a.metrics.WatchCounters(a.plane.Counters)
 	}
 	if a.options.Config.TrafficMetrics {
 		a.watchTraffic()
 	}
-	return func() { a.plane.Close() }, nil
+	return nil
 }
 
-func (a *Agent) openCleaner(ctx context.Context) (func(), error) {
+// openCleaner opens what deletes stale UDP flows after syncs, which do not wait for it.
+func (a *Agent) openCleaner(ctx context.Context, p *part) (err error) {
 	if !a.mode.TracksConnections {
-		return nil, nil
+		return nil
 	}
 	c, err := conntrack.New(ctx, conntrack.Config{NetNS: a.netns, Log: a.options.Log, Hooks: &conntrack.Hooks{FlushedFamily: a.metrics.Flushed}})
 	if err != nil {
-		return nil, optional("cannot delete stale UDP flows", err, a.options.Log)
+		return optional("cannot delete stale UDP flows", err, a.options.Log)
 	}
-	a.cleaner = c
-	return func() { c.Close() }, nil
+	a.cleaner, p.run, p.close = c, c.Run, c.Close
+	return nil
 }
 
 // optional logs an error about what the system lacks, which the agent does without, and returns any
@@ -245,11 +252,11 @@ func optional(message string, err error, log *slog.Logger) error {
 }
 
 // openWorld opens the objects and the engine.
-func (a *Agent) openWorld(ctx context.Context) (_ func(), err error) {
+func (a *Agent) openWorld(ctx context.Context, _ *part) (err error) {
 	cfg, log := a.options.Config, a.options.Log
 	if !a.mode.NeedsNode {
 		if a.node, err = a.source.Node(ctx, objects.NeedOf(cfg)); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if cfg.Manifests == "" || a.options.Source != nil || a.node != nil {
@@ -283,25 +290,34 @@ func (a *Agent) openWorld(ctx context.Context) (_ func(), err error) {
 		hooks.Node = a.taint.observe
 	}
 	a.World, err = objects.New(cfg, a.families, a.node, hooks, log)
-	return nil, err
+	return err
 }
 
-func (a *Agent) openTakeOver(context.Context) (func(), error) {
+func (a *Agent) openTaint(_ context.Context, p *part) error {
+	if a.taint != nil {
+		p.run = a.taint.run
+	}
+	return nil
+}
+
+func (a *Agent) openTakeOver(_ context.Context, p *part) error {
 	a.takeOver = newTakeOver(a)
+	p.run = a.takeOver.run
 	if a.plane.Powerless && a.options.Config.Adopt {
 		a.options.Log.Warn("--adopt-from-kube-proxy has no effect without CAP_NET_ADMIN")
 	}
-	return nil, nil
+	return nil
 }
 
 // register adds the metrics to the program's registry. All of them exist by now.
-func (a *Agent) register(context.Context) (func(), error) {
+func (a *Agent) register(_ context.Context, p *part) error {
 	if a.options.Registerer == nil {
-		return nil, nil
+		return nil
 	}
 	to := prometheus.WrapRegistererWith(a.options.Labels, a.options.Registerer)
 	if err := to.Register(a.metrics.Registry()); err != nil {
-		return nil, fmt.Errorf("cannot register metrics: %w", err)
+		return fmt.Errorf("cannot register metrics: %w", err)
 	}
-	return func() { to.Unregister(a.metrics.Registry()) }, nil
+	p.close = closing(func() { to.Unregister(a.metrics.Registry()) })
+	return nil
 }

@@ -21,7 +21,7 @@ const fullSyncPeriod = time.Hour
 
 // connect attaches the data plane and the followers to the engine. The runner syncs them
 // when the engine has a change.
-func (a *Agent) connect(context.Context) (_ func(), err error) {
+func (a *Agent) connect(_ context.Context, p *part) (err error) {
 	var rules ruleset.Backend = a
 	if a.cleaner != nil {
 		rules = a.cleaner.Wrap(rules)
@@ -46,10 +46,11 @@ func (a *Agent) connect(context.Context) (_ func(), err error) {
 		Hooks:  &runner.Hooks{Queued: a.queued, SyncStart: a.Starting},
 	}, a.Sync)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	a.retry = time.AfterFunc(time.Hour, a.runner.Trigger)
 	a.retry.Stop()
+	p.close = closing(func() { a.retry.Stop() })
 	a.Engine.Notify(func() {
 		if !a.manifests {
 			a.handedIn()
@@ -57,7 +58,7 @@ func (a *Agent) connect(context.Context) (_ func(), err error) {
 		a.takeOver.noticed(time.Now())
 		a.runner.Trigger()
 	})
-	return func() { a.retry.Stop() }, nil
+	return nil
 }
 
 // handIn calls feed, which hands in objects that must be synced together. It does not wait for a
@@ -119,7 +120,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) && !runner.IsNotReady(err) { // not of a follower
 		failed = len(p.Failed)
 	}
-	a.done(ruleset.InEffect(err))
+	a.Proxy.Done(ruleset.InEffect(err)) // a Service that cannot be programmed does not make the node unhealthy
 	if !ruleset.InEffect(err) {
 		a.failures, a.failedAt = a.failures+1, time.Now()
 		a.repairSoon()
@@ -142,14 +143,6 @@ func (a *Agent) Sync(ctx context.Context) error {
 		a.reached()
 	}
 	return err
-}
-
-// cleanFlows deletes stale UDP flows after syncs, which do not wait for it.
-func (a *Agent) cleanFlows(ctx context.Context) error {
-	if a.cleaner == nil {
-		return nil
-	}
-	return a.cleaner.Run(ctx)
 }
 
 // Limits returns the limits of the data plane.
@@ -220,11 +213,13 @@ func (a *Agent) repairSoon() {
 	a.retry.Reset(time.Until(a.failedAt.Add(wait)))
 }
 
-// openResetter opens what ends connections to endpoints that vanished.
-func (a *Agent) openResetter(ctx context.Context) (_ func(), err error) {
+// openResetter opens what ends connections to endpoints that vanished. Without the flag it removes the
+// table of an earlier run.
+func (a *Agent) openResetter(ctx context.Context, p *part) (err error) {
 	cfg := a.options.Config
 	if cfg.ResetVanished == 0 {
-		return nil, nil
+		p.run = a.removeResets
+		return nil
 	}
 	ended, limited := a.metrics.CountResets()
 	a.resetter, err = reset.New(ctx, reset.Config{
@@ -233,18 +228,13 @@ func (a *Agent) openResetter(ctx context.Context) (_ func(), err error) {
 		Exists: func(at netip.AddrPort) bool { return len(a.rules.LookupEndpoint(at, v1.ProtocolTCP)) != 0 },
 		Hooks:  &reset.Hooks{Ended: func(i reset.Group) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		p.run, p.close = a.resetter.Run, a.resetter.Close
 	}
-	return func() { a.resetter.Close() }, nil
+	return err
 }
 
-// resetConnections ends connections to endpoints that vanished. Without the flag it removes the
-// table of an earlier run.
-func (a *Agent) resetConnections(ctx context.Context) error {
-	if a.resetter != nil {
-		return a.resetter.Run(ctx)
-	}
+func (a *Agent) removeResets(ctx context.Context) error {
 	if a.options.Foreign {
 		return nil
 	}

@@ -49,18 +49,22 @@ type server struct {
 // readyz answers 200 if the rules are in effect and follow the objects. kube-proxy has no such
 // page. So a probe of it does not take a kube-proxy that still holds the port for the agent.
 func (a *Agent) readyz(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	select {
 	case <-a.inEffect:
 		if a.Proxy.Healthy() {
-			fmt.Fprint(w, "ok")
+			writeText(w, http.StatusOK, "ok")
 			return
 		}
 	default:
 	}
-	w.WriteHeader(http.StatusServiceUnavailable)
-	fmt.Fprint(w, "the rules are not in effect")
+	writeText(w, http.StatusServiceUnavailable, "the rules are not in effect")
+}
+
+func writeText(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	fmt.Fprint(w, text)
 }
 
 // identified adds the header by which another agent recognizes answers of this one.
@@ -79,8 +83,7 @@ func (s *server) run(ctx context.Context) error {
 			return nil
 		}
 		err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
-		// A kube-proxy may have the port for days.
-		if again := s.last == err.Error(); !again {
+		if s.last != err.Error() { // a kube-proxy may have the port for days
 			s.last = err.Error()
 			s.failed(err)
 			if s.hardFail {
@@ -88,19 +91,16 @@ func (s *server) run(ctx context.Context) error {
 			}
 			s.log.Error("a server failed and will be restarted: this line is not repeated for the same error", "server", s.name, "address", s.addr, "every", restartPeriod.String(), "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, restartPeriod) != nil {
 			return nil
-		case <-time.After(restartPeriod):
 		}
 	}
 }
 
-func (s *server) serve(ctx context.Context) error {
+func (s *server) serve(ctx context.Context) (err error) {
 	l := s.listener
 	s.listener = nil
 	if l == nil {
-		var err error
 		if l, err = s.listen(ctx, "tcp", s.addr); err != nil {
 			return err
 		}
@@ -112,18 +112,17 @@ func (s *server) serve(ctx context.Context) error {
 	hs := health.NewServerFor(s.handler, s.connections, s.log)
 	ended := make(chan error, 1)
 	go func() { ended <- hs.Serve(l) }()
-	var err error
 	select {
 	case err = <-ended:
+		return err
 	case <-ctx.Done():
-		down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
-		defer cancel()
-		if hs.Shutdown(down) != nil {
-			hs.Close()
-		}
-		err = <-ended
 	}
-	return err
+	down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	if hs.Shutdown(down) != nil {
+		hs.Close()
+	}
+	return <-ended
 }
 
 // HealthzHandler serves /healthz, /livez and /readyz.
@@ -147,9 +146,7 @@ func (a *Agent) MetricsHandler() http.Handler {
 	a.addPages(mux)
 	mux.Handle("/healthz", a.metrics.Ping())
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		fmt.Fprint(w, a.Config.Mode)
+		writeText(w, http.StatusOK, a.Config.Mode)
 	})
 	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -31,28 +31,29 @@ type SocketPlane interface {
 	Close() error
 }
 
-// openSockets opens the data plane of --socket-lb, if it is enabled.
-func (a *Agent) openSockets(ctx context.Context) (_ func(), err error) {
+// openSockets opens the data plane of --socket-lb, if it is enabled. The part repairs the programs and their maps
+// when another process altered them.
+func (a *Agent) openSockets(ctx context.Context, p *part) (err error) {
 	cfg := a.options.Config.SocketLB
 	if !cfg.Enabled {
-		return nil, nil
+		p.run = a.removeSockets
+		return nil
 	}
 	if a.options.SocketLB.Open == nil {
-		return nil, errors.New("this program has no data plane for --socket-lb: its Options.SocketLB is not set")
+		return errors.New("this program has no data plane for --socket-lb: its Options.SocketLB is not set")
 	}
 	if a.Sockets, err = a.options.SocketLB.Open(ctx, cfg, a.families, a.options.Log); err != nil {
-		return nil, err
+		return err
 	}
-	return func() { a.Sockets.Close() }, nil
-}
-
-// watchSockets repairs the socket programs and their maps when another process altered
-// them. Without --socket-lb it removes the programs of an earlier run, which would become
-// outdated.
-func (a *Agent) watchSockets(ctx context.Context) error {
-	if a.Sockets != nil {
+	p.close = a.Sockets.Close
+	p.run = func(ctx context.Context) error {
 		return a.Sockets.Watch(ctx, watchSocketsInterval, a.drifted("socket programs", a.socketRules))
 	}
+	return nil
+}
+
+// removeSockets removes the socket programs of an earlier run, which would become outdated.
+func (a *Agent) removeSockets(ctx context.Context) error {
 	if a.options.SocketLB.Remove == nil || a.options.Foreign {
 		return nil
 	}

@@ -33,13 +33,8 @@ func Tune(cfg *config.Config, log *slog.Logger) (err error) {
 // ipvs enables IPv4 forwarding itself.
 func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 	for _, f := range families {
-		sysctl := "net/ipv4/ip_forward"
-		if f == tracker.IPv6 {
-			sysctl = "net/ipv6/conf/all/forwarding"
-		} else if mode == config.ModeIPVS {
-			continue
-		}
-		if isZero(sysctl) {
+		sysctl := map[tracker.Family]string{tracker.IPv4: "net/ipv4/ip_forward", tracker.IPv6: "net/ipv6/conf/all/forwarding"}[f]
+		if value, err := readSysctl(sysctl); err == nil && value == "0" && (f == tracker.IPv6 || mode != config.ModeIPVS) {
 			log.Warn("the kernel does not forward packets: clients outside cannot reach pods and other nodes through this node", "sysctl", sysctl)
 		}
 	}
@@ -48,30 +43,25 @@ func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 // checkLiberal warns if connection tracking does not translate TCP packets outside of the window in
 // the agent's namespace. Mode iptables then drops them; mode nftables does not, like kube-proxy's.
 func checkLiberal(log *slog.Logger) {
-	if isZero("net/netfilter/nf_conntrack_tcp_be_liberal") {
+	if value, err := readSysctl("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil && value == "0" {
 		log.Warn("mode iptables drops TCP packets that connection tracking considers invalid, mode nftables does not: if they reset connections, set conntrack.tcpBeLiberal")
 	}
-}
-
-// isZero reports whether a sysctl can be read and is 0.
-func isZero(sysctl string) bool {
-	value, err := os.ReadFile("/proc/sys/" + sysctl)
-	return err == nil && strings.TrimSpace(string(value)) == "0"
 }
 
 // checkBridge warns if packets between pods on the same bridge skip the rules. A connection from one to
 // another through a Service fails then, because the answers are not translated back.
 func checkBridge(families []tracker.Family, log *slog.Logger) {
 	for _, f := range families {
-		sysctl := "net/bridge/bridge-nf-call-iptables"
-		if f == tracker.IPv6 {
-			sysctl = "net/bridge/bridge-nf-call-ip6tables"
-		}
-		value, err := os.ReadFile("/proc/sys/" + sysctl)
-		if err != nil || strings.TrimSpace(string(value)) == "0" { // without br_netfilter it is missing
+		sysctl := map[tracker.Family]string{tracker.IPv4: "net/bridge/bridge-nf-call-iptables", tracker.IPv6: "net/bridge/bridge-nf-call-ip6tables"}[f]
+		if value, err := readSysctl(sysctl); err != nil || value == "0" { // without br_netfilter it is missing
 			log.Warn("packets between pods on the bridge skip the rules: pods cannot reach each other through Services", "sysctl", sysctl, "want", 1)
 		}
 	}
+}
+
+func readSysctl(name string) (string, error) {
+	value, err := os.ReadFile("/proc/sys/" + name)
+	return strings.TrimSpace(string(value)), err
 }
 
 // onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).

@@ -50,73 +50,48 @@ func (s *startupTaint) observe(n *v1.Node) {
 	}
 }
 
-// tainted returns the latest version of the node's object if it has the taint, or nil.
-func (s *startupTaint) tainted() *v1.Node {
-	n := s.node.Load()
-	if n == nil || !slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == s.key }) {
-		return nil
-	}
-	return n
-}
-
 // run removes the taint whenever the object has it, until ctx ends. After a failure it pauses, longer
 // each time, and tries again with the latest version of the object.
 func (s *startupTaint) run(ctx context.Context) error {
+	failures, wake := 0, (<-chan struct{})(s.wake)
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-s.wake:
+		case <-wake:
+		case <-again:
 		}
-		for failures := 0; ; failures++ {
-			n := s.tainted()
-			if n == nil {
-				break
-			}
-			err := s.try(ctx, n)
-			if err == nil {
-				s.log.Info("removed the startup taint of the node", "taint", s.key)
-				s.event(false, reasonTaintRemoved, "Services work: removed the taint "+s.key)
-				break // until the next version of the object
-			}
-			s.report(err, failures)
-			d := taintPause(failures)
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(d + rand.N(d)):
-			}
+		wake, again = s.wake, nil
+		n := s.node.Load()
+		if !slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == s.key }) {
+			failures = 0
+			continue
 		}
+		request, cancel := context.WithTimeout(ctx, taintTimeout)
+		err := s.remove(request, n, s.key)
+		cancel()
+		if err == nil {
+			failures = 0
+			s.log.Info("removed the startup taint of the node", "taint", s.key)
+			s.event(false, reasonTaintRemoved, "Services work: removed the taint "+s.key)
+			continue
+		}
+		pause := min(firstTaintPause<<min(failures, 10), longestTaintPause)
+		s.report(err, failures, pause)
+		wake, again = nil, time.After(pause+rand.N(pause))
+		failures++
 	}
 }
 
 // report logs the first failure and those with the longest pause. It ignores a failure because the
 // taints changed, unless such failures persist.
-func (s *startupTaint) report(err error, failures int) {
+func (s *startupTaint) report(err error, failures int, pause time.Duration) {
 	switch changed := apierrors.IsInvalid(err) || apierrors.IsNotFound(err); {
-	case failures == 0 && !changed, failures == 1 && changed, taintPause(failures) == longestTaintPause:
+	case failures == 0 && !changed, failures == 1 && changed, pause == longestTaintPause:
 		s.log.Warn("cannot remove the startup taint of the node; trying again", "taint", s.key, "error", err)
 	}
 	if failures == 0 && apierrors.IsForbidden(err) {
 		s.event(true, reasonTaintStays, "cannot remove the taint "+s.key+": the agent needs the right to patch nodes")
 	}
-}
-
-func (s *startupTaint) try(ctx context.Context, n *v1.Node) error {
-	ctx, cancel := context.WithTimeout(ctx, taintTimeout)
-	defer cancel()
-	return s.remove(ctx, n, s.key)
-}
-
-// taintPause returns the pause after a number of earlier failures, without its random part.
-func taintPause(failures int) time.Duration {
-	return min(firstTaintPause<<min(failures, 10), longestTaintPause)
-}
-
-// removeTaint removes the startup taint, if the configuration names one.
-func (a *Agent) removeTaint(ctx context.Context) error {
-	if a.taint == nil {
-		return nil
-	}
-	return a.taint.run(ctx)
 }

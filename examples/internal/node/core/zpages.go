@@ -3,7 +3,6 @@ package core
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"runtime"
@@ -34,27 +33,6 @@ func (a *Agent) addPages(mux *http.ServeMux) {
 // are in k8s.io/apiserver since Kubernetes 1.36.
 const zpageGroup = "config.k8s.io"
 
-// zpage is what the objects have in common.
-type zpage struct {
-	metav1.TypeMeta   `json:""`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
-}
-
-type flagz struct {
-	zpage
-	Flags map[string]string `json:"flags,omitempty"`
-}
-
-type statusz struct {
-	zpage
-	StartTime        metav1.Time `json:"startTime"`
-	UptimeSeconds    int64       `json:"uptimeSeconds"`
-	GoVersion        string      `json:"goVersion"`
-	BinaryVersion    string      `json:"binaryVersion"`
-	EmulationVersion string      `json:"emulationVersion,omitempty"`
-	Paths            []string    `json:"paths"`
-}
-
 // flagz serves the command line. With --config most flags have no effect: see /configz.
 func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
 	flags := map[string]string{}
@@ -62,21 +40,20 @@ func (a *Agent) flagz(w http.ResponseWriter, r *http.Request) {
 		name, value, _ := strings.Cut(f, "=")
 		flags[name] = value
 	}
-	a.servePage(w, r, "Flagz", strings.Join(a.Config.Flags, "\n")+"\n", func(z zpage) any { return flagz{z, flags} })
+	a.servePage(w, r, "Flagz", strings.Join(a.Config.Flags, "\n")+"\n", map[string]any{"flags": flags})
 }
 
 // statusz serves the version, the start time and the paths of the agent. Its emulation
 // version is the release of kube-proxy that the agent was compared with.
 func (a *Agent) statusz(w http.ResponseWriter, r *http.Request) {
-	s := statusz{
-		StartTime: metav1.NewTime(a.started), UptimeSeconds: int64(time.Since(a.started).Seconds()),
-		GoVersion: runtime.Version(), BinaryVersion: a.options.Version, EmulationVersion: config.Kubernetes,
-		Paths: a.paths(),
-	}
+	up, paths := int64(time.Since(a.started).Seconds()), a.paths()
 	text := fmt.Sprintf("Started: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\nMode: %s\nFamilies: %v\nPaths: %s\n",
-		s.StartTime.UTC().Format(time.RFC3339), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion,
-		s.EmulationVersion, a.Config.Mode, a.families, strings.Join(s.Paths, " "))
-	a.servePage(w, r, "Statusz", text, func(z zpage) any { s.zpage = z; return s })
+		a.started.UTC().Format(time.RFC3339), time.Duration(up)*time.Second, runtime.Version(), a.options.Version,
+		config.Kubernetes, a.Config.Mode, a.families, strings.Join(paths, " "))
+	a.servePage(w, r, "Statusz", text, map[string]any{
+		"startTime": metav1.NewTime(a.started), "uptimeSeconds": up, "goVersion": runtime.Version(),
+		"binaryVersion": a.options.Version, "emulationVersion": config.Kubernetes, "paths": paths,
+	})
 }
 
 // paths returns the paths of the metrics server, sorted.
@@ -95,39 +72,46 @@ func (a *Agent) paths() []string {
 // servePage answers a request as its Accept header demands, as kube-proxy does: with text for people, whose form may
 // change, with JSON or YAML of an object whose group, version and kind the header names
 // ("application/json;g=config.k8s.io;v=v1beta1;as=Flagz"), or with the status 406.
-func (a *Agent) servePage(w http.ResponseWriter, r *http.Request, kind, text string, object func(zpage) any) {
-	w.Header().Set("X-Content-Type-Options", "nosniff")
+func (a *Agent) servePage(w http.ResponseWriter, r *http.Request, kind, text string, object map[string]any) {
 	accept, ok := negotiate(kind, r.Header.Get("Accept"))
-	switch {
-	case !ok:
-		const message = "only the following media types are accepted: application/json, application/yaml, text/plain"
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusNotAcceptable)
-		writePage(w, encodeJSON, metav1.Status{
-			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-			Message: message, Reason: metav1.StatusReasonNotAcceptable, Code: http.StatusNotAcceptable,
-		})
-	case accept.Type == "text":
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "\n%s %s\nWarning: this text is for people. Its form and contents may change.\n\n%s", a.options.Component, strings.ToLower(kind), text)
-	default:
+	if accept.Type == "text" {
+		writeText(w, http.StatusOK, fmt.Sprintf("\n%s %s\nWarning: this text is for people. Its form and contents may change.\n\n%s", a.options.Component, strings.ToLower(kind), text))
+		return
+	}
+	code, mediaType := http.StatusNotAcceptable, "application/json"
+	if ok {
+		code = http.StatusOK
 		version := accept.Params["v"]
 		if version == "v1alpha1" {
 			w.Header().Set("Warning", fmt.Sprintf(`299 - "Version v1alpha1 of %s is deprecated: use v1beta1."`, kind))
 		}
-		encode := encodeJSON
-		if accept.SubType == "yaml" {
-			encode = yaml.Marshal
+		mediaType = fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, zpageGroup, version, kind)
+		object["kind"], object["apiVersion"] = kind, zpageGroup+"/"+version
+		object["metadata"] = map[string]string{"name": a.options.Component}
+	} else {
+		object = map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": metav1.StatusFailure, "reason": metav1.StatusReasonNotAcceptable, "code": code,
+			"message": "only the following media types are accepted: application/json, application/yaml, text/plain",
 		}
-		w.Header().Set("Content-Type", fmt.Sprintf("application/%s;g=%s;v=%s;as=%s", accept.SubType, zpageGroup, version, kind))
-		writePage(w, encode, object(zpage{metav1.TypeMeta{Kind: kind, APIVersion: zpageGroup + "/" + version}, metav1.ObjectMeta{Name: a.options.Component}}))
 	}
+	out, err := json.MarshalIndent(object, "", "  ")
+	if err == nil && accept.SubType == "yaml" {
+		out, err = yaml.JSONToYAML(out)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Content-Type", mediaType)
+	w.WriteHeader(code)
+	_, _ = w.Write(out)
 }
 
 // negotiate returns the first acceptable clause of an Accept header, in the order of the
 // client's preference. Text has the type "text". Without a header the page is text.
 func negotiate(kind, header string) (_ goautoneg.Accept, ok bool) {
-	text := goautoneg.Accept{Type: "text", SubType: "plain"}
+	text := goautoneg.Accept{Type: "text"}
 	if header == "" {
 		return text, true
 	}
@@ -150,13 +134,5 @@ func negotiate(kind, header string) (_ goautoneg.Accept, ok bool) {
 			}
 		}
 	}
-	return text, false
-}
-
-func encodeJSON(o any) ([]byte, error) { return json.MarshalIndent(o, "", "  ") }
-
-func writePage(w io.Writer, encode func(any) ([]byte, error), o any) {
-	if text, err := encode(o); err == nil { // these objects have nothing that cannot be encoded
-		_, _ = w.Write(text)
-	}
+	return goautoneg.Accept{}, false
 }
