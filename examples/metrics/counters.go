@@ -53,12 +53,9 @@ func (c counters) Collect(out chan<- prometheus.Metric) {
 // connections it left alone because of the limit. It returns the functions that add to
 // them, for the hooks Ended and Limited of package reset. CountResets must be called at most once.
 func (s *Set) CountResets() (ended func(endpoints, sockets int), limited func(n int)) {
-	counter := func(name, help string) prometheus.Counter {
-		return promauto.With(s.registry).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	endpointsEnded := counter("proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended")
-	destroyed := counter("proxier_vanished_endpoints_destroyed_sockets_total", "Sockets of the node's processes that were destroyed because their endpoint was gone")
-	gaveWay := counter("proxier_vanished_endpoints_limited_total", "Addresses of Services whose connections to an endpoint that was gone were left alone because there were too many")
+	endpointsEnded := counter(s.registry, "proxier_vanished_endpoints_total", "Endpoints that were gone without having terminated, and whose TCP connections were ended").WithLabelValues()
+	destroyed := counter(s.registry, "proxier_vanished_endpoints_destroyed_sockets_total", "Sockets of the node's processes that were destroyed because their endpoint was gone").WithLabelValues()
+	gaveWay := counter(s.registry, "proxier_vanished_endpoints_limited_total", "Addresses of Services whose connections to an endpoint that was gone were left alone because there were too many").WithLabelValues()
 	ended = func(endpoints, sockets int) {
 		endpointsEnded.Add(float64(endpoints))
 		destroyed.Add(float64(sockets))
@@ -78,8 +75,8 @@ type LoopbackMetrics struct {
 // once.
 func (s *Set) WatchLocalhostNodePorts(families []tracker.Family, listeners func(tracker.Family) int) *LoopbackMetrics {
 	l := &LoopbackMetrics{
-		failures: s.counter("nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a NodePort at a loopback address", familyLabel),
-		rejected: s.counter("nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol"),
+		failures: counter(s.registry, "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a NodePort at a loopback address", familyLabel),
+		rejected: counter(s.registry, "kubeproxy_nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol"),
 	}
 	for _, f := range families {
 		promauto.With(s.registry).NewGaugeFunc(prometheus.GaugeOpts{

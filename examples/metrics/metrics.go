@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -43,22 +44,17 @@ type Set struct {
 	cfg      Config
 	registry *prometheus.Registry
 
-	syncDuration, latency, conntrackDuration *prometheus.HistogramVec
-	lastSync, lastQueued, noLocal            *prometheus.GaugeVec
-	endpointsPending, servicesPending        prometheus.Gauge
-	endpointChanges, serviceChanges          prometheus.Counter
-	overBudget                               prometheus.Counter
-	leftOut                                  *prometheus.CounterVec
-	conntrackDeleted, syncFailures           *prometheus.CounterVec
-	healthz, livez                           *prometheus.CounterVec
-	// Metrics that are nil in some modes, as is syncFailures in mode userspace.
-	fullDuration, partialDuration    *prometheus.HistogramVec
-	partialFailures, cleanupFailures *prometheus.CounterVec
-	loadBalancerFailures             map[string]*prometheus.CounterVec
-	rules, rulesWritten              *prometheus.GaugeVec
-	otherRules                       *prometheus.GaugeVec
-	configInvalid                    prometheus.Gauge
-	apiContact                       *prometheus.GaugeVec
+	syncDuration, fullDuration, partialDuration *prometheus.HistogramVec
+	latency, conntrackDuration                  *prometheus.HistogramVec
+	lastSync, lastQueued, noLocal, apiContact   *prometheus.GaugeVec
+	rules, rulesWritten, otherRules             *prometheus.GaugeVec
+	endpointsPending, servicesPending           prometheus.Gauge
+	configInvalid                               prometheus.Gauge
+	endpointChanges, serviceChanges, overBudget prometheus.Counter
+	leftOut, conntrackDeleted, healthz, livez   *prometheus.CounterVec
+	// failures, partialFailures and cleanupFailures are of syncs.
+	failures, partialFailures, cleanupFailures *prometheus.CounterVec
+	loadBalancerFailures                       map[string]*prometheus.CounterVec
 
 	mu sync.Mutex
 	// pending holds the Services that changed since the last sync began.
@@ -79,64 +75,55 @@ func NewSet(c Config) *Set {
 		noEndpoint: newNoLocal(c.Mode == "ipvs"), slis: newSLIs(),
 	}
 
-	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
-	s.syncDuration = s.histogram("sync_proxy_rules_duration_seconds", "Duration of a sync of the rules", durations)
-	s.latency = s.histogram("network_programming_duration_seconds", "Time from the cause of a change of endpoints until the change was in effect", latencyBuckets())
-	s.conntrackDuration = s.histogram("conntrack_reconciler_sync_duration_seconds", "Duration of a clean-up of stale UDP flows", durations)
-
-	s.lastSync = s.gauge("sync_proxy_rules_last_timestamp_seconds", "Time when the rules were last in effect", familyLabel)
-	s.lastQueued = s.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", familyLabel)
-	s.endpointsPending = s.gauge("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices since the last sync began").WithLabelValues()
-	s.servicesPending = s.gauge("sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
-	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
-	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
-	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
-	own := promauto.With(s.registry)
-	s.overBudget = own.NewCounter(prometheus.CounterOpts{Name: "proxier_service_over_budget_total", Help: "Service ports that are incomplete because they exceed the budget, each time that they change"})
-	s.leftOut = own.NewCounterVec(prometheus.CounterOpts{
-		Name: "proxier_left_out_total", Help: "Services, EndpointSlices and parts of them that are left out, each time that the object is received",
-	}, []string{"kind", "reason"})
-	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
-	s.otherRules = own.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
-	}, []string{"proxy", "mode", "state"})
-	s.configInvalid = own.NewGauge(prometheus.GaugeOpts{
-		Name: "proxier_configuration_file_invalid", Help: "1 while the configuration file is invalid and the previous content is in effect",
-	})
-	s.apiContact = own.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "proxier_api_last_contact_timestamp_seconds", Help: "Time when the API server last answered about a resource: the objects are as new as that",
-	}, []string{"resource"})
-	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
-	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
-	switch c.Mode {
-	case "nftables":
-		s.syncFailures = s.counter("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed", familyLabel)
-		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of objects that are no longer needed", familyLabel)
-	case "iptables", "ipvs":
-		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
-	case "kernelspace":
-		s.loadBalancerFailures = map[string]*prometheus.CounterVec{}
-		for call, name := range map[string]string{"create": "create", "modify": "update", "delete": "delete"} {
-			s.loadBalancerFailures[call] = s.counter("sync_proxy_rules_winkernel_lb_"+name+"_failures_total", "Failed calls to "+call+" a load balancer", familyLabel, "lb_type", "error")
+	// A metric of other modes is not in the registry.
+	all, of := s.registry, func(modes ...string) *prometheus.Registry {
+		if slices.Contains(modes, c.Mode) {
+			return s.registry
 		}
+		return prometheus.NewRegistry()
 	}
-	if c.Mode == "iptables" {
-		s.partialFailures = s.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of changed rules", familyLabel)
-		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules in the table", familyLabel, tableLabel)
-		s.rulesWritten = s.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
+	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
+	s.syncDuration = histogram(all, "sync_proxy_rules_duration_seconds", "Duration of a sync of the rules", durations)
+	s.fullDuration = histogram(of("nftables", "iptables"), "sync_full_proxy_rules_duration_seconds", "Duration of a sync of all rules", durations)
+	s.partialDuration = histogram(of("nftables", "iptables"), "sync_partial_proxy_rules_duration_seconds", "Duration of a sync of changed rules", durations)
+	s.latency = histogram(all, "network_programming_duration_seconds", "Time from the cause of a change of endpoints until the change was in effect", latencyBuckets())
+	s.conntrackDuration = histogram(all, "conntrack_reconciler_sync_duration_seconds", "Duration of a clean-up of stale UDP flows", durations)
+
+	s.lastSync = gauge(all, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Time when the rules were last in effect", familyLabel)
+	s.lastQueued = gauge(all, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", familyLabel)
+	s.endpointsPending = gauge(all, "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices since the last sync began").WithLabelValues()
+	s.servicesPending = gauge(all, "kubeproxy_sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
+	s.noLocal = gauge(all, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
+	s.rules = gauge(of("iptables"), "kubeproxy_sync_proxy_rules_iptables_total", "Rules in the table", familyLabel, tableLabel)
+	s.rulesWritten = gauge(of("iptables"), "kubeproxy_sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
+	s.otherRules = gauge(all, "proxier_other_proxy_rules", "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)", "proxy", "mode", "state")
+	s.configInvalid = gauge(all, "proxier_configuration_file_invalid", "1 while the configuration file is invalid and the previous content is in effect").WithLabelValues()
+	s.apiContact = gauge(all, "proxier_api_last_contact_timestamp_seconds", "Time when the API server last answered about a resource: the objects are as new as that", "resource")
+
+	s.endpointChanges = counter(all, "kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
+	s.serviceChanges = counter(all, "kubeproxy_sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
+	s.overBudget = counter(all, "proxier_service_over_budget_total", "Service ports that are incomplete because they exceed the budget, each time that they change").WithLabelValues()
+	s.leftOut = counter(all, "proxier_left_out_total", "Services, EndpointSlices and parts of them that are left out, each time that the object is received", "kind", "reason")
+	s.conntrackDeleted = counter(all, "kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
+	s.healthz = counter(all, "kubeproxy_proxy_healthz_total", "Answers of /healthz, by status code", "code")
+	s.livez = counter(all, "kubeproxy_proxy_livez_total", "Answers of /livez, by status code", "code")
+	name := "iptables_restore"
+	if c.Mode == "nftables" {
+		name = "nftables_sync"
 	}
-	if c.Mode == "nftables" || c.Mode == "iptables" {
-		s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "Duration of a sync of all rules", durations)
-		s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "Duration of a sync of changed rules", durations)
+	s.failures = counter(of("nftables", "iptables", "ipvs"), "kubeproxy_sync_proxy_rules_"+name+"_failures_total", "Syncs that failed", familyLabel)
+	s.partialFailures = counter(of("iptables"), "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of changed rules", familyLabel)
+	s.cleanupFailures = counter(of("nftables"), "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of objects that are no longer needed", familyLabel)
+	s.loadBalancerFailures = map[string]*prometheus.CounterVec{}
+	for call, name := range map[string]string{"create": "create", "modify": "update", "delete": "delete"} {
+		s.loadBalancerFailures[call] = counter(of("kernelspace"), "kubeproxy_sync_proxy_rules_winkernel_lb_"+name+"_failures_total", "Failed calls to "+call+" a load balancer", familyLabel, "lb_type", "error")
 	}
 	s.eachFamily(func(f string) {
 		s.lastSync.WithLabelValues(f)
 		s.lastQueued.WithLabelValues(f)
 		s.conntrackDuration.WithLabelValues(f)
-		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.syncFailures, s.partialFailures, s.cleanupFailures} {
-			if v != nil {
-				v.WithLabelValues(f)
-			}
+		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.failures, s.partialFailures, s.cleanupFailures} {
+			v.WithLabelValues(f)
 		}
 		s.noLocal.WithLabelValues(f, "internal")
 		s.noLocal.WithLabelValues(f, "external")
@@ -152,16 +139,16 @@ func latencyBuckets() []float64 {
 	return append(out, prometheus.LinearBuckets(120, 30, 7)...)
 }
 
-func (s *Set) histogram(name, help string, buckets []float64) *prometheus.HistogramVec {
-	return promauto.With(s.registry).NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets}, []string{familyLabel})
+func histogram(to *prometheus.Registry, name, help string, buckets []float64) *prometheus.HistogramVec {
+	return promauto.With(to).NewHistogramVec(prometheus.HistogramOpts{Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets}, []string{familyLabel})
 }
 
-func (s *Set) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	return promauto.With(s.registry).NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
+func gauge(to *prometheus.Registry, name, help string, labels ...string) *prometheus.GaugeVec {
+	return promauto.With(to).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 }
 
-func (s *Set) counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return promauto.With(s.registry).NewCounterVec(prometheus.CounterOpts{Namespace: "kubeproxy", Name: name, Help: help}, labels)
+func counter(to *prometheus.Registry, name, help string, labels ...string) *prometheus.CounterVec {
+	return promauto.With(to).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
 func (s *Set) eachFamily(f func(family string)) {
@@ -173,9 +160,9 @@ func (s *Set) eachFamily(f func(family string)) {
 // Registry returns the registry of this Set, without the metrics of the process.
 func (s *Set) Registry() *prometheus.Registry { return s.registry }
 
-// Handler serves the metrics of the Set and of the process.
+// Handler serves the metrics of the Set, and of the process, which k8s.io/component-base has in its global registry.
 func (s *Set) Handler() http.Handler {
-	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, processGatherer()}, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, legacyregistry.DefaultGatherer}, promhttp.HandlerOpts{})
 }
 
 // ReceiveService counts a received Service, or its deletion, once for each served family,
@@ -218,12 +205,10 @@ func (s *Set) Answered(c health.Check, code int) {
 }
 
 // Rules stores the number of rules of an iptables table, and the number that the last sync
-// wrote to the table. In other modes it does nothing.
+// wrote to the table. In other modes there is no such metric.
 func (s *Set) Rules(f tracker.Family, table string, total, written int) {
-	if s.rules != nil {
-		s.rules.WithLabelValues(f.String(), table).Set(float64(total))
-		s.rulesWritten.WithLabelValues(f.String(), table).Set(float64(written))
-	}
+	s.rules.WithLabelValues(f.String(), table).Set(float64(total))
+	s.rulesWritten.WithLabelValues(f.String(), table).Set(float64(written))
 }
 
 // Queued stores the time of the last request for a sync. It fits [runner.Hooks].
@@ -285,11 +270,11 @@ func (s *Set) Applied(d *ruleset.Delta, err error) {
 		}
 	}
 	for _, f := range s.cfg.Families {
-		if s.syncFailures == nil || some && !failed[f] {
+		if some && !failed[f] {
 			continue
 		}
-		s.syncFailures.WithLabelValues(f.String()).Inc()
-		if s.partialFailures != nil && !d.Full {
+		s.failures.WithLabelValues(f.String()).Inc()
+		if !d.Full {
 			s.partialFailures.WithLabelValues(f.String()).Inc()
 		}
 	}
@@ -306,11 +291,9 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 		}
 		took := i.Took.Seconds()
 		s.syncDuration.WithLabelValues(f).Observe(took)
-		switch {
-		case s.fullDuration == nil:
-		case i.Full:
+		if i.Full {
 			s.fullDuration.WithLabelValues(f).Observe(took)
-		default:
+		} else {
 			s.partialDuration.WithLabelValues(f).Observe(took)
 		}
 	})
@@ -318,18 +301,14 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 
 // CleanupFailed counts a failed removal of an object that is no longer needed.
 func (s *Set) CleanupFailed() {
-	if s.cleanupFailures != nil {
-		s.eachFamily(func(f string) { s.cleanupFailures.WithLabelValues(f).Inc() })
-	}
+	s.eachFamily(func(f string) { s.cleanupFailures.WithLabelValues(f).Inc() })
 }
 
 // LoadBalancerFailed counts a failed call to create, modify or delete a load balancer.
 // purpose is the kind of its frontend, such as "clusterip", and reason is the kind of the
-// error, such as "other". It is for mode kernelspace, and does nothing in other modes.
+// error, such as "other". Other modes than kernelspace have no such metric.
 func (s *Set) LoadBalancerFailed(call string, f tracker.Family, purpose, reason string) {
-	if v := s.loadBalancerFailures[call]; v != nil {
-		v.WithLabelValues(f.String(), purpose, reason).Inc()
-	}
+	s.loadBalancerFailures[call].WithLabelValues(f.String(), purpose, reason).Inc()
 }
 
 // OtherRules stores the state of the rules of another proxy in one of its modes. The state is
@@ -407,7 +386,3 @@ func (s *Set) LeftOut(object v1.ObjectReference, left []tracker.LeftOut) {
 		s.leftOut.WithLabelValues(object.Kind, string(l.Reason)).Inc()
 	}
 }
-
-// processGatherer returns the gatherer of the metrics of the whole process, which
-// k8s.io/component-base registers in its global registry.
-func processGatherer() prometheus.Gatherer { return legacyregistry.DefaultGatherer }

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -45,7 +46,7 @@ func newSet(mode string) *Set {
 // families returns all exported metrics by name.
 func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
 	t.Helper()
-	list := must.Get(prometheus.Gatherers{s.Registry(), processGatherer()}.Gather())(t)
+	list := must.Get(prometheus.Gatherers{s.Registry(), legacyregistry.DefaultGatherer}.Gather())(t)
 	out := map[string]*dto.MetricFamily{}
 	for _, f := range list {
 		out[f.GetName()] = f
