@@ -6,7 +6,6 @@
 //   - Example_selection: a proxy that serves some Services only, by label or by class.
 //   - Example_lookup: the Service behind the address of a frontend or of an endpoint, for
 //     flow logs and policies.
-//   - Example_allNodes: one process that computes the rules of every node.
 //   - Example_followers: a health check and the clean-up of stale flows beside a data
 //     plane, each with its own position in the changes.
 //
