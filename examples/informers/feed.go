@@ -29,10 +29,10 @@ type Config struct {
 	// Services, Slices, Nodes and ServiceCIDRs are informers that the program has anyway, such as a factory's.
 	// Feed uses them in place of requests with Client. It neither starts nor stops them, and when it returns it
 	// removes its handlers. They may hold more objects than Selector selects. Nodes is ignored if Node is
-	// empty, and ServiceCIDRs if Engine is nil.
+	// empty and OnNode nil, and ServiceCIDRs if Engine is nil.
 	Services, Slices, Nodes, ServiceCIDRs cache.SharedInformer
-	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
-	// caller must mark tracker.KindNodes as synced.
+	// Node is the name of the Node to follow. If it is empty, Feed follows all Nodes for OnNode, and passes none to
+	// the tracker. Without both, it follows no Node, and the caller must mark tracker.KindNodes as synced.
 	Node string
 	// Engine, if not nil, gets the ranges of all ServiceCIDRs
 	// ([ruleset.Engine.SetServiceCIDRs]). Feed logs once that the API server has no
@@ -43,10 +43,10 @@ type Config struct {
 	// is deleted. Its result should have the Node's name. Nil means [tracker.NodeInfoOf],
 	// and the name alone after a deletion.
 	NodeInfo func(*v1.Node) tracker.NodeInfo
-	// OnNode, if not nil, is called with the followed Node each time that it is received, and
+	// OnNode, if not nil, is called with a followed Node and its name each time that it is received, and
 	// with nil when it is deleted. It must not change the Node. It is for
-	// health.WhyIneligible, for example.
-	OnNode func(*v1.Node)
+	// health.WhyIneligible or package placement, for example.
+	OnNode func(name string, n *v1.Node)
 	// ReceiveService and ReceiveSlice, if not nil, are called for each Service and EndpointSlice that
 	// is received or deleted. They must call update once, which passes the object to the tracker
 	// and reports whether something changed. The addressType of a deleted slice may be "". The
@@ -89,8 +89,11 @@ func Feed(ctx context.Context, c Config) error {
 		func() (rest.Interface, lister[*discovery.EndpointSliceList]) {
 			return c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices("")
 		})
-	if c.Node != "" {
-		field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
+	if c.Node != "" || c.OnNode != nil {
+		field := ""
+		if c.Node != "" {
+			field = fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
+		}
 		follow(g, c, c.Nodes, apiretry.Source[*v1.Node]{Resource: "nodes", Field: field, Set: c.setNode, Gone: c.deleteNode, Synced: mark(tracker.KindNodes)}, "",
 			func() (rest.Interface, lister[*v1.NodeList]) {
 				return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes()

@@ -34,31 +34,27 @@ func (c Config) deleteSlice(name types.NamespacedName, last *discovery.EndpointS
 	c.ReceiveSlice(addressType, func() bool { return c.Tracker.DeleteSlice(name) })
 }
 
-// setNode passes the followed Node on and ignores other Nodes.
-func (c Config) setNode(n *v1.Node) {
-	if n.Name == c.Node {
-		c.passNode(n)
-	}
-}
+func (c Config) setNode(n *v1.Node) { c.passNode(n.Name, n) }
 
-// deleteNode passes on that the followed Node is deleted.
-func (c Config) deleteNode(name types.NamespacedName, _ *v1.Node) {
-	if name.Name == c.Node {
-		c.passNode(nil)
-	}
-}
+func (c Config) deleteNode(name types.NamespacedName, _ *v1.Node) { c.passNode(name.Name, nil) }
 
-func (c Config) passNode(n *v1.Node) {
-	info := tracker.NodeInfo{Name: c.Node}
-	switch {
-	case c.NodeInfo != nil:
-		info = c.NodeInfo(n)
-	case n != nil:
-		info = tracker.NodeInfoOf(n)
+// passNode passes on a Node, or with nil that it is deleted. It ignores Nodes that are not followed.
+func (c Config) passNode(name string, n *v1.Node) {
+	if c.Node != "" {
+		if name != c.Node {
+			return
+		}
+		info := tracker.NodeInfo{Name: name}
+		switch {
+		case c.NodeInfo != nil:
+			info = c.NodeInfo(n)
+		case n != nil:
+			info = tracker.NodeInfoOf(n)
+		}
+		c.Tracker.SetNode(info)
 	}
-	c.Tracker.SetNode(info)
 	if c.OnNode != nil {
-		c.OnNode(n)
+		c.OnNode(name, n)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 func TestOtherNodesAreIgnored(t *testing.T) {
 	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "z1"}}))(t)
 	var seen []*v1.Node
-	c := Config{Tracker: tr, Node: "here", OnNode: func(n *v1.Node) { seen = append(seen, n) }}
+	c := Config{Tracker: tr, Node: "here", OnNode: func(_ string, n *v1.Node) { seen = append(seen, n) }}
 	here := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
 	c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "there"}})
 	c.deleteNode(types.NamespacedName{Name: "there"}, nil)

@@ -36,12 +36,10 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
-	feed "github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/examples/informers"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/placement"
 	"github.com/go-proxier/proxier/runner"
@@ -96,30 +94,16 @@ func run(ctx context.Context, client kubernetes.Interface, l net.Listener, log *
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	factory := informers.NewSharedInformerFactory(client, 0)
-	nodes := factory.Core().V1().Nodes().Informer()
-	_, err = nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { tables.setNode(o.(*v1.Node)) },
-		UpdateFunc: func(_, o any) { tables.setNode(o.(*v1.Node)) },
-		DeleteFunc: func(o any) {
-			if name, err := cache.DeletionHandlingObjectToName(o); err == nil {
-				tables.deleteNode(name.Name)
-			}
-		},
-	})
-	if err != nil {
-		return err
-	}
-	factory.Start(ctx.Done())
 	server := &http.Server{Handler: tables, BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
 	var wg sync.WaitGroup
 	wg.Go(func() { cancel(server.Serve(l)) })
 	wg.Go(func() { cancel(loop.Run(ctx)) })
-	wg.Go(func() { cancel(feed.Feed(ctx, feed.Config{Client: client, Tracker: t, Log: log})) })
+	wg.Go(func() {
+		cancel(informers.Feed(ctx, informers.Config{Client: client, Tracker: t, OnNode: tables.setNode, Log: log}))
+	})
 	<-ctx.Done()
 	server.Close()
 	wg.Wait()
-	factory.Shutdown()
 	return context.Cause(ctx)
 }
 
@@ -171,21 +155,18 @@ func (t *tables) wake() {
 	t.changed = make(chan struct{})
 }
 
-func (t *tables) setNode(n *v1.Node) {
+// setNode sets a node, or deletes it if n is nil.
+func (t *tables) setNode(name string, n *v1.Node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.places.SetNode(tracker.NodeInfoOf(n)) { // its zone, for example; not each heartbeat
+	if n == nil {
+		t.places.DeleteNode(name)
+		delete(t.nodes, name)
+	} else if t.places.SetNode(tracker.NodeInfoOf(n)) { // its zone, for example; not each heartbeat
 		t.version++
-		t.nodes[n.Name] = t.version
+		t.nodes[name] = t.version
 		t.wake()
 	}
-}
-
-func (t *tables) deleteNode(name string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.places.DeleteNode(name)
-	delete(t.nodes, name)
 }
 
 // answer, cluster, locality and endpoint are the JSON of an answer.

@@ -144,7 +144,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	feed := informers.Config{
 		Client: client, Tracker: t, Engine: engine, Node: o.node, Log: log, Contact: set.Contact,
 		ReceiveService: set.ReceiveService, ReceiveSlice: set.ReceiveSlice,
-		OnNode: func(n *v1.Node) {
+		OnNode: func(_ string, n *v1.Node) {
 			reason := "the Node object is gone"
 			if n != nil {
 				reason = health.WhyIneligible(n)

@@ -33,12 +33,10 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
-	feed "github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/examples/informers"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/placement"
@@ -105,32 +103,20 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	factory := informers.NewSharedInformerFactory(client, 0)
-	set := func(o any) {
-		if n.set(tracker.NodeInfoOf(o.(*v1.Node))) {
+	onNode := func(name string, o *v1.Node) {
+		if o == nil {
+			n.remove(name)
+		} else if n.set(tracker.NodeInfoOf(o)) {
 			loop.Trigger()
 		}
 	}
-	_, err = factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    set,
-		UpdateFunc: func(_, o any) { set(o) },
-		DeleteFunc: func(o any) {
-			if name, err := cache.DeletionHandlingObjectToName(o); err == nil {
-				n.remove(name.Name)
-			}
-		},
-	})
-	if err != nil {
-		return err
-	}
-	factory.Start(ctx.Done())
 	fed := make(chan error, 1)
-	go func() { fed <- feed.Feed(ctx, feed.Config{Client: client, Tracker: t, Engine: engine, Log: log}) }()
+	go func() {
+		fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Engine: engine, OnNode: onNode, Log: log})
+	}()
 	err = loop.Run(ctx)
 	cancel(err)
-	err = errors.Join(err, <-fed)
-	factory.Shutdown()
-	return err
+	return errors.Join(err, <-fed)
 }
 
 // nodes are the nodes of the cluster. It is a [ruleset.Backend].
