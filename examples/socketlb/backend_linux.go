@@ -12,15 +12,20 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-type state struct {
+// Backend translates the connections of one cgroup. It implements [ruleset.Backend]. Its
+// methods are safe for concurrent use. Methods that are called after [Backend.Close] change
+// nothing and return an error that wraps [os.ErrClosed].
+type Backend struct {
 	config Config
 	// complaints receives Services that cannot be programmed.
 	complaints *complaint.Log
@@ -81,7 +86,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 			return nil, err
 		}
 	}
-	b := &Backend{state{config: c, complaints: complaint.NewLog(c.Log)}}
+	b := &Backend{config: c, complaints: complaint.NewLog(c.Log)}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -112,10 +117,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 // Probe returns the error that [New] would return, or nil. It changes nothing.
 func Probe(ctx context.Context, c Config) error {
 	b, err := New(ctx, c)
-	if err != nil {
-		return err
-	}
-	return b.Close()
+	return backendconf.Probe(b, err)
 }
 
 // Close waits for a running [Backend.Apply], closes the backend's files and leaves the maps
@@ -211,7 +213,7 @@ func (b *Backend) write(ctx context.Context, d *ruleset.Delta) (failed map[track
 			}
 			left.Changes, again.Changes = append(left.Changes, ruleset.Change{Key: c.Key}), append(again.Changes, c)
 			if try == 1 {
-				b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
+				backendconf.Complain(b.complaints, slog.LevelError, c.Key, "socketlb: cannot write a service; the backend behind serves it", err)
 			}
 		}
 		if err := b.driver.Apply(ctx, left); err != nil {
@@ -249,26 +251,23 @@ func (b *Backend) newDriver() (err error) {
 		},
 		DeleteAll: func(at []driver.Slot[poolKey]) error { return removeAll(b, b.maps.endpoints, keysOfSlots(at)) },
 	}
-	b.members = &driver.Table[memberKey, byte]{
-		Installed: func(*ruleset.Delta) (_ iter.Seq2[memberKey, byte], err error) {
-			b.found.members, err = readMap[memberKey, byte](b.maps.members)
-			return maps.All(b.found.members), err
-		},
-		PutAll:    func(keys []memberKey, values []byte) error { return putAll(b, b.maps.members, keys, values) },
-		DeleteAll: func(keys []memberKey) error { return removeAll(b, b.maps.members, keys) },
-		Equal:     func(a, b byte) bool { return a == b },
-	}
-	b.frontends = &driver.Table[frontendKey, frontendValue]{
-		Installed: func(*ruleset.Delta) (_ iter.Seq2[frontendKey, frontendValue], err error) {
-			b.found.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends)
-			return maps.All(b.found.frontends), err
-		},
-		Put:    func(k frontendKey, v frontendValue) error { return put(b, b.maps.frontends, k, v) },
-		Delete: func(k frontendKey) error { return remove(b, b.maps.frontends, k) },
-		Equal:  func(a, b frontendValue) bool { return a == b },
-	}
+	b.members = tableOf(b, b.maps.members, &b.found.members)
+	b.frontends = tableOf(b, b.maps.frontends, &b.found.frontends)
 	b.driver, err = driver.New(driver.Plane{Tables: []driver.Ordered{&b.slots, b.members, b.frontends}, Want: b.want})
 	return err
+}
+
+// tableOf returns a table whose entries are those of a map. A full delta stores the ones that it finds.
+func tableOf[K, V comparable](b *Backend, m *ebpf.Map, found *map[K]V) *driver.Table[K, V] {
+	return &driver.Table[K, V]{
+		Installed: func(*ruleset.Delta) (_ iter.Seq2[K, V], err error) {
+			*found, err = readMap[K, V](m)
+			return maps.All(*found), err
+		},
+		PutAll:    func(keys []K, values []V) error { return putAll(b, m, keys, values) },
+		DeleteAll: func(keys []K) error { return removeAll(b, m, keys) },
+		Equal:     func(a, b V) bool { return a == b },
+	}
 }
 
 func keyOfSlot(at driver.Slot[poolKey]) slotKey {
@@ -408,7 +407,7 @@ func (b *Backend) writeAddresses() error {
 	}
 	for a, v := range want {
 		if b.addresses[a] != v {
-			if err := put(b, b.maps.addresses, a, v); err != nil {
+			if err := putAll(b, b.maps.addresses, [][16]byte{a}, []address{v}); err != nil {
 				return err
 			}
 			b.addresses[a] = v
@@ -416,7 +415,7 @@ func (b *Backend) writeAddresses() error {
 	}
 	for a := range b.addresses {
 		if _, ok := want[a]; !ok {
-			if err := remove(b, b.maps.addresses, a); err != nil {
+			if err := removeAll(b, b.maps.addresses, [][16]byte{a}); err != nil {
 				return err
 			}
 			delete(b.addresses, a)

@@ -3,6 +3,7 @@ package socketlb
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,8 +49,7 @@ func (h *hooks) load(c *Config, m *bpfMaps, spec *ebpf.CollectionSpec, host uint
 	}
 	loaded, err := ebpf.NewCollectionWithOptions(spec, options)
 	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !hasPerfmon():
-		// Some kernels check CAP_PERFMON in the verifier, which returns EACCES.
+	case errors.Is(err, fs.ErrPermission): // some kernels check CAP_PERFMON in the verifier, which returns EACCES
 		return unsupported("loading BPF programs", err)
 	case err != nil: // EINVAL, or another error of the verifier
 		// The kernel needs bpf_get_netns_cookie for programs that see datagrams.
@@ -101,38 +101,33 @@ func (k *hook) put(c *Config, cgroup uint64) error {
 	return nil
 }
 
-// check returns what is wrong with the link, or "".
-func (k *hook) check(c *Config) string {
+// check returns an error if the program is not in effect, or the link's file is not that of the link.
+func (k *hook) check(c *Config) error {
 	if k.link == nil {
-		return "the program is not attached"
+		return errors.New("the program is not attached")
 	}
-	info, err := k.link.Info()
-	if err != nil {
-		return err.Error()
-	}
-	program, err := k.program.Info()
-	if err != nil {
-		return err.Error()
+	info, errLink := k.link.Info()
+	program, errProgram := k.program.Info()
+	cgroup, errCgroup := cgroupID(c.Cgroup)
+	if err := errors.Join(errLink, errProgram, errCgroup); err != nil {
+		return err
 	}
 	id, _ := program.ID()
-	cgroup, err := cgroupID(c.Cgroup)
 	switch {
-	case err != nil:
-		return err.Error()
 	case info.Program != id:
-		return "another program is attached"
+		return errors.New("another program is attached")
 	case attachedTo(k.link) != cgroup:
-		return "the program is detached"
+		return errors.New("the program is detached")
 	}
 	found, err := link.LoadPinnedLink(filepath.Join(c.Dir, k.name), nil)
 	if err != nil {
-		return "the link's file is missing"
+		return errors.New("the link's file is missing")
 	}
 	defer found.Close()
 	if other, err := found.Info(); err != nil || other.ID != info.ID {
-		return "the link's file belongs to another link"
+		return errors.New("the link's file belongs to another link")
 	}
-	return ""
+	return nil
 }
 
 // close closes the link's file. The link stays as long as it is pinned.
@@ -176,17 +171,12 @@ func files(c *Config) (out []string) {
 	if err != nil {
 		return nil // no folder, or not one that this process may read
 	}
-	exists := func(name string) bool {
-		return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == name })
-	}
-	for _, name := range hookNames {
-		if exists(name) {
-			out = append(out, filepath.Join(c.Dir, name))
-		}
-	}
 	for _, e := range entries {
-		if !slices.Contains(hookNames, e.Name()) {
-			out = append(out, filepath.Join(c.Dir, e.Name()))
+		path := filepath.Join(c.Dir, e.Name())
+		if slices.Contains(hookNames, e.Name()) {
+			out = slices.Insert(out, 0, path)
+		} else {
+			out = append(out, path)
 		}
 	}
 	return out

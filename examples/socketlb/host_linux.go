@@ -158,15 +158,3 @@ func unsupported(feature string, err error) error {
 	}
 	return &dataplane.UnsupportedError{Backend: "socketlb", Feature: feature, Err: err}
 }
-
-// hasPerfmon reports whether the process has CAP_PERFMON, or CAP_SYS_ADMIN, which includes it
-// (perfmon_capable in include/linux/capability.h).
-func hasPerfmon() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if unix.Capget(&header, &data[0]) != nil {
-		return false
-	}
-	effective := uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
-	return effective&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) != 0
-}

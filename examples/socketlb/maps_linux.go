@@ -316,19 +316,8 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 	}
 }
 
-func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
-	b.writes++
-	if err := m.Put(k, v); err != nil {
-		return fmt.Errorf("cannot write to map %s: %w", m, err)
-	}
-	return nil
-}
-
 // putAll writes entries in one call.
 func putAll[K, V any](b *Backend, m *ebpf.Map, keys []K, values []V) error {
-	if len(keys) == 0 {
-		return nil
-	}
 	b.writes += len(keys)
 	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 		return fmt.Errorf("cannot write to map %s: %w", m, err)
@@ -338,27 +327,12 @@ func putAll[K, V any](b *Backend, m *ebpf.Map, keys []K, values []V) error {
 
 // removeAll deletes those of the entries that exist, in one call if all do.
 func removeAll[K any](b *Backend, m *ebpf.Map, keys []K) error {
-	if len(keys) == 0 {
-		return nil
-	}
-	done, err := m.BatchDelete(keys, nil)
-	b.writes += done
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("cannot delete from map %s: %w", m, err)
-	}
+	b.writes += len(keys)
+	done, _ := m.BatchDelete(keys, nil)
 	for _, k := range keys[done:] { // a batch ends at a missing entry
-		if err := remove(b, m, k); err != nil {
-			return err
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("cannot delete from map %s: %w", m, err)
 		}
-	}
-	return nil
-}
-
-// remove deletes an entry, if it exists.
-func remove[K any](b *Backend, m *ebpf.Map, k K) error {
-	b.writes++
-	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("cannot delete from map %s: %w", m, err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -35,17 +36,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	if b.closed {
 		return nil, errClosed
 	}
-	counted, err := readConnections(b.maps.connections)
-	if err != nil {
-		return nil, err
-	}
-	out := newTraffic()
-	for id, n := range counted {
-		if k, ok := b.names[id]; ok {
-			out.Services[k] = dataplane.Counters{Connections: n}
-		}
-	}
-	return out, nil
+	return traffic(b.maps.connections, maps.Values(b.names))
 }
 
 // Traffic reads the counters that a [Backend] with the same Config.Dir keeps, in this process or
@@ -70,21 +61,21 @@ func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*da
 		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", err)
 	}
 	defer m.Close()
+	return traffic(m, services)
+}
+
+func traffic(m *ebpf.Map, services iter.Seq[tracker.Key]) (*dataplane.Traffic, error) {
 	counted, err := readConnections(m)
 	if err != nil {
 		return nil, err
 	}
-	out := newTraffic()
+	out := &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 	for k := range services {
 		if n := counted[idOf(k)]; n != 0 {
 			out.Services[k] = dataplane.Counters{Connections: n}
 		}
 	}
 	return out, nil
-}
-
-func newTraffic() *dataplane.Traffic {
-	return &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 }
 
 // readConnections returns the connections of each Service port, over all processors.
@@ -107,39 +98,30 @@ func readConnections(m *ebpf.Map) (map[serviceID]uint64, error) {
 
 // nameServices updates the names, and deletes the counters of Services that are gone.
 func (b *Backend) nameServices(changes []ruleset.Change, full bool) error {
-	gone := func(id serviceID) error {
-		if err := b.maps.connections.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from %s: %w", b.maps.connections, err)
-		}
-		return nil
-	}
 	if full {
 		b.names = map[serviceID]tracker.Key{}
 	}
+	counted := map[serviceID]uint64{}
 	for _, c := range changes {
-		id := idOf(c.Key)
-		if c.New != nil {
+		if id := idOf(c.Key); c.New != nil {
 			b.names[id] = c.Key
-			continue
+		} else {
+			delete(b.names, id)
+			counted[id] = 0
 		}
-		delete(b.names, id)
-		if err := gone(id); err != nil {
+	}
+	if full {
+		var err error
+		if counted, err = readConnections(b.maps.connections); err != nil {
 			return err
 		}
-	}
-	if !full {
-		return nil
-	}
-	counted, err := readConnections(b.maps.connections)
-	if err != nil {
-		return err
 	}
 	for id := range counted {
 		if _, ok := b.names[id]; ok {
 			continue
 		}
-		if err := gone(id); err != nil {
-			return err
+		if err := b.maps.connections.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from %s: %w", b.maps.connections, err)
 		}
 	}
 	return nil

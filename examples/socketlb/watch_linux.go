@@ -64,8 +64,8 @@ func (b *Backend) check() error {
 		return b.drift("the state of the maps is unknown: no full delta was applied since the last failure")
 	}
 	for _, k := range b.hooks {
-		if what := k.check(&b.config); what != "" {
-			return b.drift("%s: %s", k.name, what)
+		if err := k.check(&b.config); err != nil {
+			return b.drift("%s: %v", k.name, err)
 		}
 	}
 	for _, f := range b.maps.files(&b.config) {

@@ -6,18 +6,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// Backend translates the connections of one cgroup. It implements [ruleset.Backend]. Its
-// methods are safe for concurrent use. Methods that are called after [Backend.Close] change
-// nothing and return an error that wraps [os.ErrClosed].
-type Backend struct {
-	state
-}
 
 // DefaultDir is the default of Config.Dir.
 const DefaultDir = "/sys/fs/bpf/proxier-socketlb"
@@ -82,18 +75,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Dir == "" {
 		c.Dir = DefaultDir
 	}
-	c.Families = slices.Clone(c.Families)
-	if c.Families == nil {
-		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
 	var err error
-	unknown := func(f tracker.Family) bool { return f != tracker.IPv4 && f != tracker.IPv6 }
-	if n := len(c.Families); n == 0 || n > 2 || n == 2 && c.Families[0] == c.Families[1] || slices.ContainsFunc(c.Families, unknown) {
-		err = fmt.Errorf("%w: Families %v is not one or both of IPv4 and IPv6", ruleset.ErrConfig, c.Families)
-	}
+	c.Families, err = backendconf.Families(c.Families)
+	c.Log = backendconf.Log(c.Log)
 	if !filepath.IsAbs(c.Dir) {
 		err = errors.Join(err, fmt.Errorf("%w: folder %q is not an absolute path", ruleset.ErrConfig, c.Dir))
 	}
