@@ -1,122 +1,12 @@
 package ruleset
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// TestChangeYieldsWhatDiffers compares Upserted, Removed and GoneFrontends with their
-// definitions.
-func TestChangeYieldsWhatDiffers(t *testing.T) {
-	for seed := range uint64(2000) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		pool := make([]*tracker.Endpoint, 40)
-		for i := range pool {
-			pool[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
-		}
-		some := func() *Port {
-			if r.IntN(4) == 0 {
-				return nil
-			}
-			s := &Port{ID: 1, Key: key("s", tracker.IPv4), Spec: &tracker.ServicePort{}}
-			most := pick(r, 3, 40)
-			for i, ep := range pool[:most] {
-				switch r.IntN(4) {
-				case 0:
-					continue
-				case 1:
-					c := *ep
-					c.Weight = pick[uint16](r, 1, 2)
-					ep = &c
-				}
-				s.Selection.Reachable = append(s.Selection.Reachable, ep)
-				if r.IntN(2) == 0 {
-					s.Frontends = append(s.Frontends, Frontend{Kind: KindExternalIP, Addr: pool[i].Addr.Addr(), Port: 80})
-				}
-			}
-			s.Selection.Cluster = s.Selection.Reachable
-			return s
-		}
-		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
-		if c.Fields = diff(c.Old, c.New); r.IntN(3) == 0 {
-			c.Fields = FieldAll
-		}
-		var taken *l4Key
-		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
-			at := l4KeyOf(c.Old, &c.Old.Frontends[0])
-			taken, c.lost = &at, []move{{at: at, key: key("other", tracker.IPv4)}}
-		}
-
-		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
-		frontsBefore, frontsNow := map[l4Key]bool{}, map[l4Key]bool{}
-		if s := c.Old; s != nil {
-			for _, ep := range s.Selection.Reachable {
-				before[ep.Addr] = ep
-			}
-			for i := range s.Frontends {
-				frontsBefore[l4KeyOf(s, &s.Frontends[i])] = true
-			}
-		}
-		if c.New != nil {
-			for _, ep := range c.New.Selection.Reachable {
-				now[ep.Addr] = ep
-			}
-			for i := range c.New.Frontends {
-				frontsNow[l4KeyOf(c.New, &c.New.Frontends[i])] = true
-			}
-		}
-		var wantUp, wantDown, wantFronts, gotUp, gotDown, gotFronts []string
-		for a, ep := range now {
-			if c.Fields == FieldAll || !before[a].Equal(ep) {
-				wantUp = append(wantUp, fmt.Sprint(ep, ep.Weight))
-			}
-		}
-		for a := range before {
-			if now[a] == nil {
-				wantDown = append(wantDown, a.String())
-			}
-		}
-		for at := range frontsBefore {
-			if !frontsNow[at] && (taken == nil || at != *taken) {
-				wantFronts = append(wantFronts, netip.AddrFrom16(at.addr).Unmap().String())
-			}
-		}
-		for ep := range c.Upserted() {
-			gotUp = append(gotUp, fmt.Sprint(ep, ep.Weight))
-		}
-		for ep := range c.Removed() {
-			gotDown = append(gotDown, ep.String())
-		}
-		for f := range c.GoneFrontends() {
-			gotFronts = append(gotFronts, f.Addr.String())
-		}
-		for _, x := range []struct {
-			what      string
-			got, want []string
-		}{{"upserted", gotUp, wantUp}, {"removed", gotDown, wantDown}, {"gone", gotFronts, wantFronts}} {
-			slices.Sort(x.got)
-			slices.Sort(x.want)
-			if !slices.Equal(x.got, x.want) {
-				t.Fatalf("seed %d: %s\n got %v\nwant %v", seed, x.what, x.got, x.want)
-			}
-		}
-		// Iterations may stop early.
-		for range c.Upserted() {
-			break
-		}
-		for range c.Removed() {
-			break
-		}
-		for range c.GoneFrontends() {
-			break
-		}
-	}
-}
 
 func TestDiffSetsFieldOfEachPart(t *testing.T) {
 	base := func() *Port {

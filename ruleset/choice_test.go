@@ -1,17 +1,11 @@
 package ruleset
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-
-	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -135,77 +129,5 @@ func TestHashOf(t *testing.T) {
 		if got := one != s.HashOf(from("192.0.2.1:1000"), 8); got != want[0] {
 			t.Errorf("%v: the seed affects the hash: %t", h, got)
 		}
-	}
-}
-
-// TestHooksSetWeightsAndHash sets weights and hashes in hooks and checks the
-// resulting changes.
-func TestHooksSetWeightsAndHash(t *testing.T) {
-	weights, hash := map[string]uint16{}, tracker.HashNone
-	trk, err := tracker.New(tracker.Config{
-		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			p.Hash = hash
-			return nil
-		},
-		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
-			if w, ok := weights[ep.Addresses[0]]; ok {
-				e.Weight = w
-			}
-			return nil
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := must.Get(NewEngine(Config{Source: trk, HashSeed: 77}))(t)
-	var last *Delta
-	c := e.Attach("test", BackendFunc(func(_ context.Context, d *Delta) error {
-		copied := *d
-		copied.Changes = slices.Clone(d.Changes)
-		last = &copied
-		return nil
-	}))
-	sync := func() Change {
-		t.Helper()
-		last = nil
-		must.Do(t, c.Sync(context.Background()))
-		if last == nil || len(last.Changes) != 1 {
-			t.Fatalf("delta %+v", last)
-		}
-		return last.Changes[0]
-	}
-	trk.SetService(service("web", "10.96.0.1"))
-	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	trk.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	if sync(); last.Node.HashSeed != 77 {
-		t.Errorf("seed %d", last.Node.HashSeed)
-	}
-
-	hash = tracker.HashSource
-	trk.SetService(service("web", "10.96.0.1"))
-	if ch := sync(); ch.Fields != FieldHash || ch.New.Hash() != tracker.HashSource {
-		t.Errorf("what %s, hash %v", ch.Fields, ch.New.Hash())
-	}
-	v := e.Snapshot().Trace(Packet{From: netip.MustParseAddr("192.0.2.1"), InInterface: "eth0", Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.1:80")})
-	if v.Hash != tracker.HashSource || len(v.Endpoints) != 2 {
-		t.Errorf("verdict %+v", v)
-	}
-
-	weights["10.0.0.1"] = 5
-	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	if ch := sync(); ch.Fields != FieldCluster|FieldEndpoints || ch.New.Selection.Cluster[0].Weight != 5 {
-		t.Errorf("what %s: %v", ch.Fields, ch.New.Selection.Cluster)
-	}
-	// With weight 0 it leaves the pool but stays known.
-	weights["10.0.0.1"] = 0
-	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	ch := sync()
-	if ch.Fields != FieldCluster|FieldEndpoints || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
-		t.Errorf("what %s: %v of %v", ch.Fields, ch.New.Selection.Reachable, ch.New.Endpoints)
-	}
-	weights["10.0.0.2"] = 0
-	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	if ch := sync(); ch.New.Frontends[0].Target != TargetReject || len(ch.New.Endpoints) != 2 {
-		t.Errorf("target %v", ch.New.Frontends[0].Target)
 	}
 }

@@ -52,10 +52,10 @@ func fill(t testing.TB, s size) (*tracker.Tracker, *Engine) {
 var discard = BackendFunc(func(context.Context, *Delta) error { return nil })
 
 // TestChangeCostIsConstant checks that a change of one endpoint touches one Service,
-// and allocates as much with many Services as with few.
+// and allocates as much with many Services as with few, with indexes in use and without.
 func TestChangeCostIsConstant(t *testing.T) {
 	type cost struct{ allocs, bytes, changes, recompiled float64 }
-	measure := func(s size) cost {
+	measure := func(s size, indexed bool) cost {
 		tr, e := fill(t, s)
 		b := &recorder{}
 		c := e.Attach("b", b)
@@ -79,7 +79,18 @@ func TestChangeCostIsConstant(t *testing.T) {
 			a, z = z, a
 			tr.SetSlice(z)
 			must.Do(t, c.Sync(t.Context()))
+			if !indexed {
+				return
+			}
+			at := netip.AddrPortFrom(netip.MustParseAddr(z.Endpoints[0].Addresses[0]), 8080)
+			if len(c.LookupEndpoint(at, v1.ProtocolTCP)) != 1 {
+				t.Fatal("the endpoint is not found")
+			}
+			if svc, _ := c.Lookup(netip.MustParseAddrPort("172.30.0.7:80"), v1.ProtocolTCP); svc == nil {
+				t.Fatal("the frontend is not found")
+			}
 		}
+		flip()
 		out.allocs = testing.AllocsPerRun(rounds, flip)
 		runtime.ReadMemStats(&m0)
 		for range rounds {
@@ -89,13 +100,15 @@ func TestChangeCostIsConstant(t *testing.T) {
 		out.bytes = float64(m1.TotalAlloc-m0.TotalAlloc) / rounds
 		return out
 	}
-	few, many := measure(size{10, 10}), measure(size{3000, 10})
-	t.Logf("10 services: %+v; 3000 services: %+v", few, many)
-	if many.changes != 1 || many.recompiled != 1 {
-		t.Errorf("one endpoint changed %v services, compiled %v", many.changes, many.recompiled)
-	}
-	if many.allocs > few.allocs+2 || many.bytes > few.bytes*1.5+500 {
-		t.Errorf("one endpoint costs %+v with many services, %+v with few", many, few)
+	for _, indexed := range []bool{false, true} {
+		few, many := measure(size{10, 10}, indexed), measure(size{3000, 10}, indexed)
+		t.Logf("indexed %t: 10 services: %+v; 3000 services: %+v", indexed, few, many)
+		if many.changes != 1 || many.recompiled != 1 {
+			t.Errorf("one endpoint changed %v services, compiled %v", many.changes, many.recompiled)
+		}
+		if many.allocs > few.allocs+2 || many.bytes > few.bytes*1.5+500 {
+			t.Errorf("indexed %t: one endpoint costs %+v with many services, %+v with few", indexed, many, few)
+		}
 	}
 }
 

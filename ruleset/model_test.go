@@ -88,12 +88,12 @@ func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int
 
 func front(s *Port, f Frontend) owned { return owned{s.ID, show(f)} }
 
-func pool(s *Port, t Target) string {
-	var b strings.Builder
-	for _, ep := range s.Pool(t) {
-		fmt.Fprintf(&b, "%s ", ep)
+// setPool sets or deletes the text of a pool.
+func setPool(pools map[poolKey]string, s *Port, t Target) {
+	delete(pools, poolKey{s.ID, t})
+	if s.HasPool(t) {
+		pools[poolKey{s.ID, t}] = fmt.Sprint(s.Pool(t))
 	}
-	return b.String()
 }
 
 // op is one write to the maps for a Service.
@@ -138,6 +138,16 @@ func (p *plane) check(d *Delta) {
 			p.t.Fatalf("%s: id %d twice", p.name, c.ID())
 		}
 		ids[c.ID()] = true
+		// Iterations may stop early.
+		for range c.Upserted() {
+			break
+		}
+		for range c.Removed() {
+			break
+		}
+		for range c.GoneFrontends() {
+			break
+		}
 	}
 	for k := range p.acked {
 		if d.Full && !seen[k] {
@@ -262,16 +272,15 @@ func (p *plane) plan(d *Delta) []op {
 			}
 			p.ids[c.New.ID] = c.Key
 		}})
-		upserted := c.Upserted()
-		if c.Fields == FieldAll {
-			upserted = slices.Values(c.New.Selection.Reachable)
-		}
-		for ep := range upserted {
+		for ep := range c.Upserted() {
+			if had := endpointAt(c.Old, ep.Addr); c.Fields != FieldAll && had.Equal(ep) {
+				p.t.Fatalf("%s: %s: %s is upserted without a change", p.name, c.Key, ep)
+			}
 			ops = append(ops, op{c.Key, func() { p.eps[epKey{c.New.ID, ep.Addr}] = ep }})
 		}
 		for target, field := range map[Target]Field{TargetCluster: FieldCluster | FieldPools, TargetLocal: FieldLocal | FieldPools} {
 			if c.Fields&field != 0 {
-				ops = append(ops, op{c.Key, func() { p.pools[poolKey{c.New.ID, target}] = pool(c.New, target) }})
+				ops = append(ops, op{c.Key, func() { setPool(p.pools, c.New, target) }})
 			}
 		}
 	}
@@ -284,6 +293,9 @@ func (p *plane) plan(d *Delta) []op {
 	}
 	for _, c := range d.Changes {
 		for ep := range c.Removed() {
+			if endpointAt(c.New, ep.Addr) != nil {
+				p.t.Fatalf("%s: %s: %s is removed and wanted", p.name, c.Key, ep)
+			}
 			ops = append(ops, op{c.Key, func() { delete(p.eps, epKey{c.ID(), ep.Addr}) }})
 		}
 		if c.New == nil {
@@ -295,6 +307,19 @@ func (p *plane) plan(d *Delta) []op {
 		}
 	}
 	return ops
+}
+
+// endpointAt returns the reachable endpoint at an address, or nil.
+func endpointAt(s *Port, at netip.AddrPort) *tracker.Endpoint {
+	if s == nil {
+		return nil
+	}
+	for _, ep := range s.Selection.Reachable {
+		if ep.Addr == at {
+			return ep
+		}
+	}
+	return nil
 }
 
 // clean removes the parts of earlier attempts that c does not ask for. A frontend that moves stays for
@@ -487,8 +512,8 @@ func (p *plane) compare(s *Snapshot) {
 		for _, ep := range svc.Selection.Reachable {
 			want.eps[epKey{svc.ID, ep.Addr}] = ep
 		}
-		want.pools[poolKey{svc.ID, TargetCluster}] = pool(svc, TargetCluster)
-		want.pools[poolKey{svc.ID, TargetLocal}] = pool(svc, TargetLocal)
+		setPool(want.pools, svc, TargetCluster)
+		setPool(want.pools, svc, TargetLocal)
 	}
 	if len(want.ids) != len(s.Ports) || len(want.acked) != len(s.Ports) {
 		p.t.Fatal("services share an id or a key")

@@ -1,108 +1,15 @@
 package ruleset
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// views is a backend that keeps whether each Service has pools, and fails for some Services.
-type views struct {
-	fail  func() bool
-	pools map[tracker.Key][2]bool
-}
-
-func (v *views) Apply(_ context.Context, d *Delta) error {
-	failed := map[tracker.Key]error{}
-	for i := range d.Changes {
-		c := &d.Changes[i]
-		if v.fail() {
-			failed[c.Key] = errors.New("refused")
-			if v.fail() { // half-way
-				continue
-			}
-		}
-		if failed[c.Key] != nil {
-			continue
-		}
-		had := v.pools[c.Key]
-		for i, t := range []Target{TargetCluster, TargetLocal} {
-			if c.Fields&FieldPools == 0 && had[i] != c.New.HasPool(t) {
-				return fmt.Errorf("%v: pools differ without FieldPools", c.Key)
-			}
-			had[i] = c.New.HasPool(t)
-		}
-		v.pools[c.Key] = had
-	}
-	if len(failed) != 0 {
-		return &PartialError{Failed: failed}
-	}
-	return nil
-}
-
-// TestFieldPoolsFollowsTheRuleset compares what a backend keeps by FieldPools with each delta.
-func TestFieldPoolsFollowsTheRuleset(t *testing.T) {
-	for seed := range uint64(150) {
-		r := rand.New(rand.NewPCG(seed, 4))
-		tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
-		failing := false
-		v := &views{
-			fail:  func() bool { return failing && r.IntN(3) == 0 },
-			pools: map[tracker.Key][2]bool{},
-		}
-		serves := func(s *Port) bool { return seed%2 == 0 || len(s.Spec.ExternalIPs) != 1 }
-		c := e.AttachPart("views", v, serves)
-		for step := range 40 {
-			n := r.IntN(4)
-			name := fmt.Sprint("s", n)
-			switch r.IntN(6) {
-			case 0:
-				tr.DeleteService(types.NamespacedName{Namespace: "default", Name: name})
-			case 1, 2:
-				tr.SetSlice(sliceOn(name, pick(r, "n1", "n2"), []string{"10.0.0.1", "10.0.0.2"}[:r.IntN(3)]...))
-			default:
-				tr.SetService(service(name, fmt.Sprint("172.30.0.", 1+n), func(s *v1.Service) {
-					for _, a := range []string{"192.0.2.1", "192.0.2.2"} {
-						if r.IntN(2) == 0 {
-							s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, a)
-						}
-					}
-					s.Spec.Ports[0].Port = int32(80 + n + r.IntN(2))
-					if r.IntN(2) == 0 {
-						s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprint("fd00::", 1+n))
-						s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv6Protocol)
-					}
-					if r.IntN(2) == 0 {
-						s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "q", Port: 90, Protocol: v1.ProtocolUDP})
-					}
-					if r.IntN(3) == 0 {
-						s.Spec.InternalTrafficPolicy = ptr(v1.ServiceInternalTrafficPolicyLocal)
-					}
-				}))
-			}
-			failing = step%10 < 7
-			if err := c.Sync(t.Context()); err != nil && !failing {
-				t.Fatal(err)
-			}
-			if failing {
-				var p *PartialError
-				if err := c.Sync(t.Context()); err != nil && !errors.As(err, &p) {
-					t.Fatal(err)
-				}
-				continue
-			}
-		}
-	}
-}
 
 // TestEndedNotifyIsNotCalled ends a registration while another stays.
 func TestEndedNotifyIsNotCalled(t *testing.T) {
