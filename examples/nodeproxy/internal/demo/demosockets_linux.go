@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/examples/socketlb"
@@ -18,44 +16,18 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
-// demoCgroup is the cgroup of node-1 and its pods in the demo with --socket-lb. Its methods
-// do nothing for nil.
+// demoCgroup is the cgroup of node-1 and its pods in the demo with --socket-lb.
 type demoCgroup struct {
-	parent   *threadcgroup.Parent
-	group    *threadcgroup.Group
-	dir      string
-	closeDir func() error
-	backend  *socketlb.Backend
+	group   *threadcgroup.Group
+	dir     string
+	backend *socketlb.Backend
+	ends    []func() error // to call in reverse order
 }
 
-// demoSockets runs the verb demo with --socket-lb. The kernel loads the programs only in the
-// initial user namespace, so it creates only network namespaces.
-func demoSockets(ctx context.Context, mode string, hold bool, out, diag io.Writer) int {
-	c, err := newDemoCgroup(ctx)
-	if err != nil {
-		fmt.Fprintf(diag, `nodeproxy demo: %v
-With --socket-lb the demo loads BPF programs for a cgroup that it creates. It needs root in
+const needsPrograms = `With --socket-lb the demo loads BPF programs for a cgroup that it creates. It needs root in
 the initial user namespace, and a writable cgroup2 file system. Without --socket-lb it
 needs no privileges.
-`, err)
-		return ExitNoSpaces
-	}
-	defer func() {
-		if err := c.close(); err != nil {
-			fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
-		}
-	}()
-	t, err := newTour(mode, out, diag)
-	if err != nil {
-		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
-		return ExitNoSpaces
-	}
-	t.sockets = c
-	for _, h := range []*netlab.Host{t.Node, t.Pod1, t.Pod2} {
-		h.Around = c.group.Do
-	}
-	return t.show(ctx, hold)
-}
+`
 
 func newDemoCgroup(ctx context.Context) (_ *demoCgroup, err error) {
 	c := &demoCgroup{}
@@ -64,9 +36,11 @@ func newDemoCgroup(ctx context.Context) (_ *demoCgroup, err error) {
 			err = errors.Join(err, c.close())
 		}
 	}()
-	if c.dir, c.closeDir, err = socketlb.TemporaryDir(); err != nil {
+	dir, closeDir, err := socketlb.TemporaryDir()
+	if err != nil {
 		return nil, err
 	}
+	c.dir, c.ends = dir, append(c.ends, closeDir)
 	root, err := socketlb.RootCgroup()
 	if err != nil {
 		return nil, err
@@ -74,45 +48,29 @@ func newDemoCgroup(ctx context.Context) (_ *demoCgroup, err error) {
 	if err := socketlb.Probe(ctx, socketlb.Config{Dir: c.dir, Cgroup: root}); err != nil {
 		return nil, err
 	}
-	if c.parent, err = threadcgroup.NewParent(root); err != nil {
+	parent, err := threadcgroup.NewParent(root)
+	if err != nil {
 		return nil, err
 	}
-	c.group, err = c.parent.New()
-	return c, err
+	c.ends = append(c.ends, parent.Close)
+	if c.group, err = parent.New(); err != nil {
+		return nil, err
+	}
+	c.ends = append(c.ends, c.group.Close, func() error {
+		return socketlb.Cleanup(context.Background(), socketlb.Config{Dir: c.dir})
+	})
+	return c, nil
 }
 
 func (c *demoCgroup) close() (err error) {
-	if c.group != nil {
-		err = errors.Join(err, socketlb.Cleanup(context.Background(), socketlb.Config{Dir: c.dir}), c.group.Close())
-	}
-	if c.parent != nil {
-		err = errors.Join(err, c.parent.Close())
-	}
-	if c.closeDir != nil {
-		err = errors.Join(err, c.closeDir())
+	for _, end := range slices.Backward(c.ends) {
+		err = errors.Join(err, end())
 	}
 	return err
 }
 
-// configure makes the agent use the cgroup.
-func (c *demoCgroup) configure(cfg *config.Config) {
-	if c != nil {
-		cfg.SocketLB = config.SocketLB{Enabled: true, Cgroup: c.group.Path(), Dir: c.dir}
-	}
-}
-
-// follow stores the agent, whose counters count reads.
-func (c *demoCgroup) follow(a *core.Agent) {
-	if c != nil {
-		c.backend, _ = a.Sockets.(*socketlb.Backend)
-	}
-}
-
 // wait waits until the programs are attached, which is after the rules are in effect.
 func (c *demoCgroup) wait(ctx context.Context) error {
-	if c == nil {
-		return nil
-	}
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		switch err := c.backend.Check(ctx); {
 		case err == nil:
@@ -158,13 +116,4 @@ func (d datagrams) Read(b []byte) (int, error) {
 		err = fmt.Errorf("a datagram from %s, not from %s", from, d.to)
 	}
 	return n, err
-}
-
-// count expects that this number of connections of pods was translated at the socket.
-func (c *demoCgroup) count(t *tour, pods uint64) {
-	if c == nil {
-		return
-	}
-	n, err := c.backend.Counters()
-	t.expect(err == nil && n.Pods == pods, "%d connections of pods were translated at the socket", n.Pods)
 }

@@ -18,7 +18,7 @@ func TestSocketLBDemoExpectationsHold(t *testing.T) {
 	netlab.Need(t, err == nil, fmt.Sprintf("root and the right to load BPF programs: %v", err))
 	must.Do(t, c.close())
 	var out, diag bytes.Buffer
-	if status := demoSockets(t.Context(), config.ModeNFTables, false, &out, &diag); status != 0 {
+	if status := run(t.Context(), config.ModeNFTables, true, false, &out, &diag); status != 0 {
 		t.Errorf("status %d", status)
 	}
 	for _, want := range []string{"from one unconnected socket of pod-2", "120 connections of pods were translated at the socket", " expectations held."} {

@@ -14,18 +14,18 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/stall"
 )
 
-// tally counts the answers of each server, and collects the sources that it saw.
-type tally struct {
+// Tally counts the answers of each server, and collects the sources that it saw.
+type Tally struct {
 	Answers map[string]int             // by server
 	Sources map[string]map[string]bool // by server
 	Errs    []error
 }
 
-func newTally() *tally {
-	return &tally{Answers: map[string]int{}, Sources: map[string]map[string]bool{}}
+func newTally() *Tally {
+	return &Tally{Answers: map[string]int{}, Sources: map[string]map[string]bool{}}
 }
 
-func (y *tally) add(name, source string, err error) {
+func (y *Tally) add(name, source string, err error) {
 	if err != nil {
 		y.Errs = append(y.Errs, err)
 		return
@@ -38,7 +38,7 @@ func (y *tally) add(name, source string, err error) {
 }
 
 // Visits makes n connections, or fewer if connections fail.
-func Visits(h *netlab.Host, from, to string, n int) *tally {
+func Visits(h *netlab.Host, from, to string, n int) *Tally {
 	y := newTally()
 	for i := 0; i < n && len(y.Errs) == 0; i++ {
 		y.add(Visit(h, from, to))
@@ -47,17 +47,17 @@ func Visits(h *netlab.Host, from, to string, n int) *tally {
 }
 
 // Answered reports whether there was no error and exactly these servers answered.
-func (y *tally) Answered(names ...string) bool {
+func (y *Tally) Answered(names ...string) bool {
 	return len(y.Errs) == 0 && slices.Equal(slices.Sorted(maps.Keys(y.Answers)), names)
 }
 
 // Saw reports whether a server saw only that source.
-func (y *tally) Saw(name, source string) bool {
+func (y *Tally) Saw(name, source string) bool {
 	return len(y.Sources[name]) == 1 && y.Sources[name][source]
 }
 
 // String returns the distribution, and the first error, if any.
-func (y *tally) String() string {
+func (y *Tally) String() string {
 	var b strings.Builder
 	for i, name := range slices.Sorted(maps.Keys(y.Answers)) {
 		if i > 0 {
@@ -72,7 +72,7 @@ func (y *tally) String() string {
 }
 
 // SourceList returns all sources that the servers saw.
-func (y *tally) SourceList() string {
+func (y *Tally) SourceList() string {
 	all := map[string]bool{}
 	for _, s := range y.Sources {
 		maps.Copy(all, s)
@@ -86,7 +86,7 @@ type Stream struct {
 	moved *sync.Cond
 	// all counts every connection, and since the connections that began after the last
 	// call of next.
-	all, since *tally
+	all, since *Tally
 	round, n   int
 	quit       bool
 	Visit      func(h *netlab.Host, from, to string) (name, source string, err error)
@@ -139,7 +139,7 @@ func (s *Stream) loop(h *netlab.Host, to string) {
 }
 
 // Next returns the results of n connections that begin after the call.
-func (s *Stream) Next(n int) *tally {
+func (s *Stream) Next(n int) *Tally {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.round++
@@ -170,7 +170,7 @@ func (s *Stream) Excused() int {
 }
 
 // Stop ends the stream and returns the results of all connections.
-func (s *Stream) Stop() *tally {
+func (s *Stream) Stop() *Tally {
 	s.mu.Lock()
 	s.quit = true
 	s.mu.Unlock()
