@@ -205,10 +205,8 @@ func (s *site) swap(t *testing.T, c *cluster, vip string) {
 	text := must.Get(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(t)
 	dir := t.TempDir()
 	put(t, dir, "config.conf", strings.NewReplacer("/var/lib/kube-proxy/kubeconfig.conf", c.Kubeconfig(), "10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/24").Replace(string(text)))
-	_, err := exec.LookPath("iptables-restore")
-	if withIPTables := err == nil; withIPTables {
-		put(t, dir, "old", kubeProxyIPTables)
-		must.Get(s.Node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"))(t)
+	if _, err := exec.LookPath("iptables-restore"); err == nil {
+		startKubeProxy(t, s.Node, "iptables", false, podIPs[0])
 	}
 	p := startWith(t, s.Node, []string{asKubeProxyEnv + "=1"}, "--config="+dir+"/config.conf", "--hostname-override=n1")
 	p.synced(t, "services=2 endpoints=2 changed=2")

@@ -65,11 +65,11 @@ func (p *scriptedKubeProxy) sync(ips ...string) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	dir := p.t.TempDir()
 	if p.mode == "ipvs" {
-		p.syncIPVS(dir, ips)
+		p.run("sh", append([]string{"testdata/kubeproxy-ipvs.sh"}, ips...)...)
 		return
 	}
+	dir := p.t.TempDir()
 	if p.mode == "nftables" {
 		put(p.t, dir, "rules", kubeProxyTable(ips))
 		p.run("nft", "-f", dir+"/rules")
@@ -166,6 +166,7 @@ COMMIT
 :KUBE-NODEPORTS - [0:0]
 :KUBE-EXT-CDGGSHYLG3RE2FKL - [0:0]
 :KUBE-SVC-CDGGSHYLG3RE2FKL - [0:0]
+:KUBE-SVC-OLDOLDOLDOLDOLDO - [0:0]
 ` + chains.String() + `-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
 -A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0

@@ -46,8 +46,7 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	rollOut(t, dir, podIPs[0])
-	put(t, dir, "old", kubeProxyNFTables)
-	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+	startKubeProxy(t, s.Node, "nftables", false, podIPs[0])
 	marker := []string{"nodeproxy-marker"}
 	marked := func(when string, want []string) {
 		t.Helper()
@@ -93,20 +92,19 @@ func TestOtherProgramsStillFindKubeProxysTable(t *testing.T) {
 	cleanup(t, s.Node)
 	marked("--cleanup", nil)
 
-	must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+	startKubeProxy(t, s.Node, "nftables", false, podIPs[0])
 	runs("nftables", "never, after kube-proxy", nil, "--adopt-from-kube-proxy", "--kube-proxy-table", "never")
 	cleanup(t, s.Node)
 
 	// A node that was booted, or is new.
 	runs("nftables", "on a node without rules", marker, "--adopt-from-kube-proxy")
 	cleanup(t, s.Node)
-	put(t, dir, "old", kubeProxyIPTables)
-	must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore < "+dir+"/old"))(t)
+	startKubeProxy(t, s.Node, "iptables", false, podIPs[0])
 	for range 2 {
 		p = embed(t, s.Node, agentArgs(dir, "nftables", "--adopt-from-kube-proxy")...)
 		p.synced(t, "services=1 endpoints=1 changed=1")
 		eventually(t, "the rules of kube-proxy are gone", func() bool {
-			text, err := s.Node.Run(t, "iptables-nft-save")
+			text, err := s.Node.Run(t, "iptables-save")
 			return err == nil && !strings.Contains(text, "KUBE-SERVICES")
 		})
 		s.explains(t, dir, "nftables", 0, "kernel: agrees")

@@ -168,39 +168,3 @@ func switchModes(t *testing.T, first string, others ...string) {
 	cleanup(t, s.Node)
 	has(t, s.Node, "cleaned up")
 }
-
-// kubeProxyIPTables and kubeProxyNFTables are rules that kube-proxy may have left for the
-// Service web.
-const kubeProxyIPTables = `*nat
-:KUBE-SERVICES - [0:0]
-:KUBE-POSTROUTING - [0:0]
-:KUBE-MARK-MASQ - [0:0]
-:KUBE-NODEPORTS - [0:0]
-:KUBE-SVC-OLDOLDOLDOLDOLDO - [0:0]
--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
--A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
--A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
--A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
--A KUBE-POSTROUTING -j MASQUERADE --random-fully
--A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-OLDOLDOLDOLDOLDO
--A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
--A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-SVC-OLDOLDOLDOLDOLDO
--A KUBE-SVC-OLDOLDOLDOLDOLDO -j KUBE-MARK-MASQ
--A KUBE-SVC-OLDOLDOLDOLDOLDO -p tcp -j DNAT --to-destination 10.1.0.2:8080
-COMMIT
-`
-
-const kubeProxyNFTables = `table ip kube-proxy {
-	chain nat-prerouting {
-		type nat hook prerouting priority dstnat; policy accept;
-		ip daddr 10.96.0.10 tcp dport 80 mark set mark or 0x4000 dnat to 10.1.0.2:8080
-		ip daddr 192.0.2.1 tcp dport 30080 mark set mark or 0x4000 dnat to 10.1.0.2:8080
-	}
-	chain nat-postrouting {
-		type nat hook postrouting priority srcnat; policy accept;
-		mark and 0x4000 != 0 mark set mark xor 0x4000 masquerade
-	}
-}
-`

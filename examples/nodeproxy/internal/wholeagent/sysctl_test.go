@@ -129,8 +129,8 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	if mode == "nftables" {
 		// kube-proxy has a table for IPv6, too, which is removed.
 		netlab.NeedPrograms(t, "nft")
-		put(t, dir, "old", kubeProxyNFTables+"add table ip6 kube-proxy\nadd chain ip6 kube-proxy services\n")
-		must.Get(s.Node.Run(t, "nft", "-f", dir+"/old"))(t)
+		startKubeProxy(t, s.Node, "nftables", false, podIPs[0])
+		must.Get(s.Node.Run(t, "nft", "add table ip6 kube-proxy; add chain ip6 kube-proxy services"))(t)
 		flags = []string{"--adopt-from-kube-proxy"}
 	}
 	p := embed(t, s.Node, append([]string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--proxy-mode", mode}, flags...)...)

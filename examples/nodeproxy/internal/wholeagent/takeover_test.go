@@ -39,11 +39,7 @@ func rollOut(t *testing.T, dir string, ips ...string) {
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
 }
 
-// TestTakeOverFromKubeProxy takes a Service with client affinity over from a kube-proxy that runs, or
-// that has ended and left its rules. A running one answers at the default ports, at those of the
-// agent's own configuration, or only its process can be seen. In the usual order the agent starts,
-// kube-proxy ends, and then all endpoints are replaced. Connections are opened all the time, one stays
-// open, and each client keeps the endpoint that kube-proxy chose for it.
+// TestTakeOverFromKubeProxy takes the Service web over from kube-proxy, or from nodeproxy in another mode.
 func TestTakeOverFromKubeProxy(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
@@ -55,156 +51,178 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 		{"iptables", "iptables", "process"},
 		{"nftables", "iptables", "ended"},
 		{"iptables", "iptables", "ended"},
+		{"nodeproxy nftables", "iptables", "default ports"},
+		{"nodeproxy iptables", "nftables", "default ports"},
 	} {
 		t.Run(fmt.Sprintf("from=%s/to=%s/%s", tt.from, tt.to, tt.seen), func(t *testing.T) {
 			t.Parallel()
-			s, clients, dir := stickySite(t)
-			old := startKubeProxy(t, s.Node, tt.from, tt.seen == "default ports", podIPs[:2]...)
-			metrics, end := "127.0.0.1:10250", old.stop
-			args := agentArgs(dir, tt.to, "--adopt-from-kube-proxy")
-			switch tt.seen {
-			case "own configuration":
-				metrics = "127.0.0.1:20249"
-				old.serve(metrics, tt.from)
-				args = append(args, "--healthz-bind-address", "0.0.0.0:20256")
-			case "process":
-				path := filepath.Join(dir, "kube-proxy")
-				must.Do(t, os.Symlink("/bin/sleep", path))
-				cmd := exec.Command(path, "600")
-				must.Do(t, s.Node.Start(cmd))
-				end = func() {
-					cmd.Process.Kill()
-					cmd.Wait()
-				}
-				t.Cleanup(func() { cmd.Process.Kill() })
-			}
-			before := s.chosen(t, clients)
-			long := talkTo(t, s.Client, s.chosen(t, []string{"192.0.2.9"})["192.0.2.9"])
-			if again := s.chosen(t, clients); !maps.Equal(before, again) {
-				t.Fatalf("kube-proxy's rules of the test have no affinity: %v, then %v", before, again)
-			}
-			stream := s.stream()
-			stream.Next(20)
-			keep := func(when string) {
-				t.Helper()
-				held(t, stream, when)
-				if now := s.chosen(t, clients); !maps.Equal(before, now) {
-					t.Errorf("%s: %v, before %v", when, now, before)
-				}
-			}
-			was := rules(t, s.Node)
-			run := embed
-			if tt.seen == "process" { // the agent does not count its children
-				run = start
-			}
-			p := run(t, s.Node, append(args, "--metrics-bind-address", metrics)...)
-			runs, waits := tt.seen != "ended", tt.seen != "ended" && tt.from == tt.to && tt.to == "iptables"
-			if waits {
-				p.logged(t, "kube-proxy runs and writes the same rules")
-				if now := rules(t, s.Node); !maps.Equal(now, was) {
-					t.Errorf("rules while kube-proxy runs: %v, before %v", now, was)
-				}
-			} else {
-				p.synced(t, "services=1 endpoints=2 changed=1")
-			}
-			if runs {
-				if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 {
-					t.Error("kube-proxy's port answers as the agent's")
-				}
-				keep("when both run")
-				// Both follow changes, and kube-proxy writes its rules again.
-				old.sync(podIPs...)
-				put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs...))
-				if !waits {
-					p.logged(t, "another proxy runs")
-					p.synced(t, "services=1 endpoints=3 changed=1")
-					s.explains(t, dir, tt.to, 1, "kernel: rules of kube-proxy's mode "+tt.from+" are there, too, and may take this packet first")
-					if !strings.Contains(metricsOn(t, s.Node, metrics), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy="kube-proxy",state="in-use"} 1`, tt.from)) {
-						t.Error("no metric of kube-proxy's rules")
-					}
-				}
-				keep("after a change while both run")
-				end()
-				if waits {
-					p.synced(t, "services=1 endpoints=3 changed=1")
-					p.logged(t, "kube-proxy has ended")
-				}
-			}
-			eventually(t, "kube-proxy's rules are gone", func() bool {
-				got := rules(t, s.Node)
-				return !got["kube-proxy nftables"] && (tt.to == "iptables" || !got["iptables"])
-			})
-			keep("when kube-proxy has ended")
-			if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), tt.from == "iptables" && tt.to == "nftables"; got != want {
-				t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
-			}
-			put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs[2]))
-			p.synced(t, "services=1 endpoints=1 changed=1")
-			s.answeredBy(t, clusterVIP, podIPs[2])
-			s.answeredBy(t, nodePort, podIPs[2])
-			s.explains(t, dir, tt.to, 0, "kernel: agrees")
-			held(t, stream, "at the end")
-			stream.Stop()
-			if _, _, err := long.Ask(); err != nil {
-				t.Errorf("the old connection: %v", err)
-			}
-			eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
-				return !strings.Contains(metricsOn(t, s.Node, metrics), "proxier_other_proxy_rules{")
-			})
-			if code, _ := p.stop(t); code != 0 {
-				t.Errorf("exit status %d", code)
-			}
-			if (!runs || tt.seen == "process") && p.loggedErrors() { // otherwise kube-proxy has the ports
-				t.Errorf("log:\n%s", p.log())
-			}
+			takeOver(t, tt.from, tt.to, tt.seen)
 		})
 	}
 }
 
-// TestTwoAgentsOfDifferentModes starts the agent in another mode while one runs, which holds the
-// ports, and then ends the first one.
-func TestTwoAgentsOfDifferentModes(t *testing.T) {
-	t.Parallel()
-	takeOverTools(t)
-	for from, to := range map[string]string{"nftables": "iptables", "iptables": "nftables"} {
-		t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
-			t.Parallel()
-			s, clients, dir := stickySite(t)
-			old := embed(t, s.Node, agentArgs(dir, from)...)
-			old.synced(t, "services=1 endpoints=2 changed=1")
-			before := s.chosen(t, clients)
-			stream := s.stream()
-			stream.Next(20)
-			p := embed(t, s.Node, agentArgs(dir, to, "--conntrack-tcp-be-liberal")...)
-			p.synced(t, "services=1 endpoints=2 changed=1")
-			if now := s.chosen(t, clients); from == "iptables" && !maps.Equal(before, now) {
-				t.Errorf("endpoints of clients: %v, before %v", now, before)
+// takeOver takes the Service web, with client affinity unless it is from mode ipvs, over from a mode of
+// kube-proxy, or of nodeproxy. One that runs answers at the default ports, at those of the agent's own
+// configuration, or only its process can be seen. One that has ended left its rules. In the usual order the
+// agent starts, the other ends, and then all endpoints are replaced. Connections are opened all the time, one
+// stays open, and each client keeps the endpoint that the other chose for it.
+func takeOver(t *testing.T, from, to, seen string) {
+	t.Helper()
+	other, runs := "kube-proxy", seen != "ended"
+	if mode, ok := strings.CutPrefix(from, "nodeproxy "); ok {
+		other, from = "nodeproxy", mode
+	}
+	waits := runs && other == "kube-proxy" && (from == to && to == "iptables" || from == "ipvs" && to != "nftables")
+	s, dir, service := newSite(t), t.TempDir(), stickyService
+	var clients []string
+	open, flags := s.stream, []string{"--metrics-bind-address", "127.0.0.1:10250", "--adopt-from-kube-proxy"}
+	var left []string // what traces must list after the end
+	if from == "ipvs" {
+		service, open = webService, func() *lab.Stream { return briefStream(t, s) }
+		flags = append(flags, "--cluster-cidr", "10.1.0.0/16")
+	} else {
+		clients = s.manyClients()
+	}
+	objects := func(ips ...string) { put(t, dir, "web.yaml", service+"---\n"+webSlice(ips...)) }
+	objects(podIPs[:2]...)
+	if from == "ipvs" && to != "nftables" && !runs {
+		fresh := newSite(t)
+		p := embed(t, fresh.Node, agentArgs(dir, to, flags...)...)
+		p.synced(t, "services=1 endpoints=2 changed=1")
+		p.stop(t)
+		left = traces(t, fresh.Node)
+	}
+
+	var follow func(ips ...string) // has the other proxy write its rules again, for endpoints
+	var end func()
+	run := embed
+	if other == "nodeproxy" {
+		flags[2] = "--conntrack-tcp-be-liberal"
+		p := embed(t, s.Node, agentArgs(dir, from)...)
+		p.synced(t, "services=1 endpoints=2 changed=1")
+		follow = func(ips ...string) { p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips))) }
+		end = func() { p.stop(t) }
+	} else {
+		p := startKubeProxy(t, s.Node, from, seen == "default ports", podIPs[:2]...)
+		follow, end = p.sync, p.stop
+		switch seen {
+		case "own configuration":
+			flags[1] = "127.0.0.1:20249"
+			p.serve(flags[1], from)
+			flags = append(flags, "--healthz-bind-address", "0.0.0.0:20256")
+		case "process":
+			path := filepath.Join(dir, "kube-proxy")
+			must.Do(t, os.Symlink("/bin/sleep", path))
+			cmd := exec.Command(path, "600")
+			must.Do(t, s.Node.Start(cmd))
+			end = func() {
+				cmd.Process.Kill()
+				cmd.Wait()
 			}
-			p.logged(t, `another proxy runs: its rules are removed when it has ended" proxy="nodeproxy" mode="`+from+`"`)
-			held(t, stream, "when both run")
-			s.explains(t, dir, to, 1, "kernel: rules of nodeproxy's mode "+from+" are there, too, and may take this packet first")
-			rollOut(t, dir, podIPs[1])
-			old.synced(t, "services=1 endpoints=1 changed=1")
-			p.synced(t, "services=1 endpoints=1 changed=1")
-			held(t, stream, "after a change while both run")
-			s.answeredBy(t, clusterVIP, podIPs[1])
-			if got := rules(t, s.Node); !got[from] || !got[to] {
-				t.Errorf("while both run: %v", got)
+			t.Cleanup(func() { cmd.Process.Kill() })
+			run = start // the agent does not count its children
+		}
+	}
+	metrics := flags[1]
+	before := s.chosen(t, clients)
+	long := talk(t, s.Client, nodePort)
+	if again := s.chosen(t, clients); !maps.Equal(before, again) {
+		t.Fatalf("the other proxy's rules have no affinity: %v, then %v", before, again)
+	}
+	stream := open()
+	stream.Next(20)
+	keep := func(when string) {
+		t.Helper()
+		held(t, stream, when)
+		// Mode iptables does not read the affinity of nodeproxy's mode nftables.
+		if now := s.chosen(t, clients); !maps.Equal(before, now) && (other == "kube-proxy" || from == "iptables") {
+			t.Errorf("%s: %v, before %v", when, now, before)
+		}
+	}
+	if from == "ipvs" && to == "nftables" && !runs {
+		// Without the flag kube-proxy's state stays.
+		was := traces(t, s.Node)
+		p := embed(t, s.Node, agentArgs(dir, to, "--cluster-cidr", "10.1.0.0/16")...)
+		p.synced(t, "services=1 endpoints=2 changed=1")
+		held(t, stream, "without the flag")
+		p.stop(t)
+		if now := traces(t, s.Node); !slices.Equal(now, was) {
+			t.Errorf("changed without the flag:\n%s", difference(now, was))
+		}
+	}
+	was := rules(t, s.Node)
+	p := run(t, s.Node, agentArgs(dir, to, flags...)...)
+	if waits {
+		p.logged(t, "kube-proxy runs and writes the same rules")
+		if now := rules(t, s.Node); !maps.Equal(now, was) {
+			t.Errorf("rules while kube-proxy runs: %v, before %v", now, was)
+		}
+	} else {
+		p.synced(t, "services=1 endpoints=2 changed=1")
+	}
+	if runs {
+		if code, _, _ := get(t, s.Node, "http://127.0.0.1:10256/readyz"); code == 200 && other == "kube-proxy" {
+			t.Error("kube-proxy's port answers as the agent's")
+		}
+		keep("when both run")
+		// Both follow changes, and the other proxy writes its rules again.
+		objects(podIPs...)
+		follow(podIPs...)
+		if !waits {
+			p.logged(t, fmt.Sprintf(`another proxy runs: its rules are removed when it has ended" proxy=%q mode=%q`, other, from))
+			p.synced(t, "services=1 endpoints=3 changed=1")
+			s.explains(t, dir, to, 1, fmt.Sprintf("kernel: rules of %s's mode %s are there, too, and may take this packet first", other, from))
+			if !strings.Contains(metricsOn(t, s.Node, metrics), fmt.Sprintf(`proxier_other_proxy_rules{mode=%q,proxy=%q,state="in-use"} 1`, from, other)) {
+				t.Error("no metric of the other proxy's rules")
 			}
-			old.stop(t)
-			held(t, stream, "when the first has ended")
-			rollOut(t, dir, podIPs[2])
-			p.synced(t, "services=1 endpoints=1 changed=1")
-			eventually(t, "the first agent's rules are gone", func() bool { return !rules(t, s.Node)[from] })
-			s.answeredBy(t, clusterVIP, podIPs[2])
-			s.answeredBy(t, nodePort, podIPs[2])
-			held(t, stream, "at the end")
-			stream.Stop()
-			s.explains(t, dir, to, 0, "kernel: agrees")
-			if strings.Contains(p.log(), "considers invalid") {
-				t.Errorf("a warning about invalid packets that are valid:\n%s", p.log())
-			}
+		}
+		keep("after a change while both run")
+		end()
+		if waits {
+			p.synced(t, "services=1 endpoints=3 changed=1")
+			p.logged(t, "kube-proxy has ended")
+		}
+	}
+	eventually(t, "the other proxy's rules are gone", func() bool {
+		got := rules(t, s.Node)
+		return !got["kube-proxy nftables"] && (to == "nftables" || !got["nftables"]) && (to == "iptables" || from == "ipvs" || !got["iptables"])
+	})
+	keep("when the other proxy has ended")
+	if got, want := strings.Contains(p.log(), "conntrack.tcpBeLiberal"), from == "iptables" && to == "nftables" && other == "kube-proxy"; got != want {
+		t.Errorf("the log has a warning about invalid packets: %v, want %v", got, want)
+	}
+	objects(podIPs[2])
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.answeredBy(t, clusterVIP, podIPs[2])
+	s.answeredBy(t, nodePort, podIPs[2])
+	held(t, stream, "at the end")
+	stream.Stop()
+	if _, _, err := long.Ask(); err != nil {
+		t.Errorf("the old connection: %v", err)
+	}
+	reset(long)
+	if from == "ipvs" {
+		p.logged(t, `"removing the rules of a proxy that has ended" proxy="kube-proxy" mode="ipvs"`)
+		if strings.Contains(p.log(), `proxy="kube-proxy" mode="iptables"`) {
+			t.Errorf("kube-proxy's mode was ipvs, log:\n%s", p.log())
+		}
+	}
+	if from != "ipvs" || !runs {
+		eventually(t, "the metric of the other proxy's rules is gone", func() bool {
+			return !strings.Contains(metricsOn(t, s.Node, metrics), "proxier_other_proxy_rules{")
 		})
+		s.explains(t, dir, to, 0, "kernel: agrees")
+	}
+	if from == "ipvs" && !runs {
+		objects(podIPs[:2]...) // as on the fresh node
+		p.synced(t, "services=1 endpoints=2 changed=1")
+		eventually(t, "the agent's own rules are left", func() bool { return slices.Equal(traces(t, s.Node), left) })
+	}
+	if code, _ := p.stop(t); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	if (!runs || seen == "process") && p.loggedErrors() { // otherwise the other proxy has the ports
+		t.Errorf("log:\n%s", p.log())
 	}
 }
 
@@ -229,8 +247,7 @@ func metricsOn(t *testing.T, h *netlab.Host, addr string) string {
 	return text
 }
 
-// TestRulesOfRunningKubeProxyStay starts a kube-proxy beside a running agent, which holds the
-// ports, ends the agent and cleans up: the way back. In TestTakeOverFromRealKubeProxy the agent ends first.
+// TestRulesOfRunningKubeProxyStay gives the Service web back in each mode.
 func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 	t.Parallel()
 	takeOverTools(t)
@@ -241,33 +258,44 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
 				t.Parallel()
-				s := newSite(t)
-				p := s.serveWeb(t, podIPs[:1], "--proxy-mode", from, "--adopt-from-kube-proxy")
-				stream := s.stream()
-				stream.Next(20)
-				now := startKubeProxy(t, s.Node, to, false, podIPs[0])
-				held(t, stream, "when kube-proxy has started")
-				time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
-				now.sync(podIPs[0])
-				held(t, stream, "when both run")
-				p.stop(t)
-				held(t, stream, "when the agent has ended")
-				now.sync(podIPs[0])
-				cleanup(t, s.Node)
-				held(t, stream, "after --cleanup")
-				now.sync(podIPs[1])
-				held(t, stream, "after a change")
-				stream.Stop()
-				s.answeredBy(t, clusterVIP, podIPs[1])
-				s.answeredBy(t, nodePort, podIPs[1])
-				text := must.Get(s.Node.Run(t, "iptables-save"))(t)
-				// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
-				for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
-					if strings.Contains(text, own) {
-						t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, p.log())
-					}
-				}
+				giveBack(t, from, to)
 			})
+		}
+	}
+}
+
+// giveBack starts a kube-proxy beside a running agent, which holds the ports, ends the agent and cleans up. In
+// TestRehearsal the agent ends first.
+func giveBack(t *testing.T, from, to string) {
+	t.Helper()
+	s := newSite(t)
+	p := s.serveWeb(t, podIPs[:1], "--proxy-mode", from, "--adopt-from-kube-proxy")
+	open := s.stream
+	if to == "ipvs" {
+		open = func() *lab.Stream { return briefStream(t, s) }
+	}
+	stream := open()
+	stream.Next(20)
+	now := startKubeProxy(t, s.Node, to, false, podIPs[0])
+	held(t, stream, "when kube-proxy has started")
+	time.Sleep(2 * time.Second) // the agent may look at kube-proxy's rules
+	now.sync(podIPs[0])
+	held(t, stream, "when both run")
+	p.stop(t)
+	held(t, stream, "when the agent has ended")
+	now.sync(podIPs[0])
+	cleanup(t, s.Node)
+	held(t, stream, "after --cleanup")
+	now.sync(podIPs[1])
+	held(t, stream, "after a change")
+	stream.Stop()
+	s.answeredBy(t, clusterVIP, podIPs[1])
+	s.answeredBy(t, nodePort, podIPs[1])
+	text := must.Get(s.Node.Run(t, "iptables-save"))(t)
+	// KUBE-PROXY-LOCALNET stays, because route_localnet does, which kube-proxy may need.
+	for _, own := range []string{"KUBE-CLUSTER-IPS", "KUBE-REFUSED-NODEPORTS", "as of change"} {
+		if strings.Contains(text, own) {
+			t.Errorf("left of the agent: %s in\n%s\nlog:\n%s", own, text, p.log())
 		}
 	}
 }
@@ -308,18 +336,23 @@ func TestCleanupLeavesSharedObjectsToKubeProxysModeIPVS(t *testing.T) {
 // stickyService is the Service web with client affinity.
 var stickyService = strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
 
-// stickySite returns a site with the addresses of 24 clients, and the folder of stickyService with two
-// endpoints.
-func stickySite(t *testing.T) (s *site, clients []string, dir string) {
-	t.Helper()
-	s = newSite(t)
+// manyClients gives the client 24 more addresses.
+func (s *site) manyClients() (out []string) {
 	for i := range 24 {
-		clients = append(clients, fmt.Sprintf("192.0.2.%d", 100+i))
-		s.Client.Addrs("eth0", clients[i]+"/24")
+		out = append(out, fmt.Sprintf("192.0.2.%d", 100+i))
+		s.Client.Addrs("eth0", out[i]+"/24")
 	}
-	dir = t.TempDir()
-	put(t, dir, "web.yaml", stickyService+"---\n"+webSlice(podIPs[:2]...))
-	return s, clients, dir
+	return out
+}
+
+// talk opens a connection that stays open until the end of the test.
+func talk(t *testing.T, h *netlab.Host, to string) *lab.Talk {
+	t.Helper()
+	c := must.Get(lab.Dial(h, "tcp", "", to, testtime.Timeout))(t)
+	t.Cleanup(func() { c.Close() })
+	_, _, err := c.Hear()
+	must.Do(t, err)
+	return c
 }
 
 // chosen returns the endpoint that answers each client.

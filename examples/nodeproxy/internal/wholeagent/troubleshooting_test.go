@@ -287,9 +287,8 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 	},
 	"Rules of another proxy are left": {
 		cause: func(s *stage) {
-			netlab.NeedPrograms(s.t, "iptables-nft-restore")
-			put(s.t, s.bin, "old", kubeProxyIPTables)
-			must.Get(s.Node.Output("sh", "-c", "iptables-nft-restore --noflush < "+s.bin+"/old"))(s.t)
+			needMode(s.t, "iptables")
+			startKubeProxy(s.t, s.Node, "iptables", false, podIPs[0])
 		},
 		mend: func(s *stage) {
 			s.rerun("--adopt-from-kube-proxy")

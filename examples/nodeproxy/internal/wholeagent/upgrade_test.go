@@ -126,14 +126,7 @@ func TestUpgradeLosesNoConnection(t *testing.T) {
 			var stream *lab.Stream
 			var long *lab.Talk
 			if mode != "userspace" { // its connections end with the process
-				var err error
-				if long, err = lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout); err != nil {
-					t.Fatal(err)
-				}
-				defer long.Close()
-				if _, _, err := long.Hear(); err != nil {
-					t.Fatal(err)
-				}
+				long = talk(t, s.Client, nodePort)
 				stream = s.stream()
 				stream.Next(20)
 			}
