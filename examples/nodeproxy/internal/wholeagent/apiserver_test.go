@@ -12,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"go.yaml.in/yaml/v3"
+	apps "k8s.io/api/apps/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -51,12 +53,7 @@ func (c *cluster) do(method, path, body string, out any) {
 	c.t.Helper()
 	var text []byte
 	if body != "" {
-		var v any
-		must.Do(c.t, yaml.Unmarshal([]byte(body), &v))
-		var err error
-		if text, err = json.Marshal(v); err != nil {
-			c.t.Fatal(err)
-		}
+		text = must.Get(yaml.YAMLToJSON([]byte(body)))(c.t)
 	}
 	answer := must.Get(c.Request(c.t.Context(), method, path, text))(c.t)
 	if out != nil {
@@ -66,36 +63,65 @@ func (c *cluster) do(method, path, body string, out any) {
 	}
 }
 
-// validate has the API server look at every object of a file as if it were to be
-// created, and accept no field that it does not know.
-func (c *cluster) validate(file string) {
-	c.t.Helper()
-	text := must.Get(os.ReadFile(file))(c.t)
-	n := 0
-	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		var o struct{ Kind string }
-		must.Do(c.t, yaml.Unmarshal([]byte(doc), &o))
-		path := kinds[o.Kind]
-		if path == "" {
-			c.t.Errorf("%s: what is a %q?", file, o.Kind)
-			continue
-		}
-		c.do("POST", path+"?dryRun=All&fieldValidation=Strict", doc, nil)
-		n++
-	}
-	if n < 2 {
-		c.t.Errorf("%s: only %d objects", file, n)
-	}
+// kinds holds the path of each kind of object that the manifests have.
+var kinds = map[string]string{
+	"ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts", "ConfigMap": "/api/v1/namespaces/kube-system/configmaps",
+	"Service": "/api/v1/namespaces/kube-system/services", "DaemonSet": "/apis/apps/v1/namespaces/kube-system/daemonsets",
+	"ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
 
-// apply creates the ServiceAccounts and the cluster-wide objects of a file with several documents.
-func (c *cluster) apply(file string) {
+// apply creates or changes objects as "kubectl apply --server-side" does, which accepts no unknown field. It returns
+// the DaemonSet as the API server has it.
+func (c *cluster) apply(documents string) (ds *apps.DaemonSet) {
 	c.t.Helper()
-	text := must.Get(os.ReadFile(file))(c.t)
-	for doc := range strings.SplitSeq(string(text), "\n---\n") {
-		for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} {
-			if strings.Contains(doc, "\nkind: "+kind+"\nmetadata") {
-				c.do("POST", kinds[kind], doc, nil)
+	for doc := range strings.SplitSeq(documents, "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		must.Do(c.t, yaml.Unmarshal([]byte(doc), &o))
+		if o.Kind == "" {
+			continue
+		}
+		if kinds[o.Kind] == "" {
+			c.t.Fatalf("what is a %s?", o.Kind)
+		}
+		answer := must.Get(c.Apply(c.t.Context(), kinds[o.Kind]+"/"+o.Metadata.Name, []byte(doc)))(c.t)
+		if o.Kind == "DaemonSet" {
+			ds = &apps.DaemonSet{}
+			must.Do(c.t, json.Unmarshal(answer, ds))
+		}
+	}
+	return ds
+}
+
+// applyFile is apply for a file of the folder deploy.
+func (c *cluster) applyFile(file string) {
+	c.t.Helper()
+	c.apply(string(must.Get(os.ReadFile("../../deploy/" + file))(c.t)))
+}
+
+// grants returns what the ClusterRoles in files of the folder deploy allow, as "VERB RESOURCE GROUP".
+func grants(t *testing.T, files ...string) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	for _, file := range files {
+		for _, o := range readObjects(t, file) {
+			if role, ok := o.(*rbac.ClusterRole); ok {
+				addGrants(out, role)
+			}
+		}
+	}
+	return out
+}
+
+func addGrants(out map[string]bool, role *rbac.ClusterRole) {
+	for _, r := range role.Rules {
+		for _, group := range r.APIGroups {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					out[verb+" "+resource+" "+group] = true
+				}
 			}
 		}
 	}

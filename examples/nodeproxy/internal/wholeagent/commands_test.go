@@ -22,15 +22,20 @@ import (
 )
 
 // TestCommandLinesAreAnswered runs command lines that need no agent and no rules. DIR has the Services web,
-// dual of package lab and hashed, and the Node n1.
+// dual, hashed and ported, and the Node n1.
 func TestCommandLinesAreAnswered(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	hashed := strings.NewReplacer("web", "hashed", "10.96.0.10", "10.96.0.12", ", nodePort: 30080", "")
+	ported := strings.NewReplacer("web", "ported", "10.96.0.10", "10.96.0.13", ", nodePort: 30080", "")
+	annotated := func(manifest, annotation string) string {
+		return strings.Replace(manifest, "metadata:\n", "metadata:\n  annotations: {go-proxier.github.io/"+annotation+"}\n", 1)
+	}
 	dir := t.TempDir()
 	put(t, dir, "all.yaml", strings.Join([]string{
 		webService, webSlice(podIPs[0]), "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n",
-		annotated(hashed.Replace(webService), "go-proxier.github.io/balance: source"), annotated(hashed.Replace(webSlice(podIPs...)), "go-proxier.github.io/weights: '10.1.0.2=2,10.1.0.4=0'"),
+		annotated(hashed.Replace(webService), "balance: source"), annotated(hashed.Replace(webSlice(podIPs...)), "weights: '10.1.0.2=2,10.1.0.4=0'"),
+		annotated(ported.Replace(webService), "balance: source-port"), ported.Replace(webSlice(podIPs...)),
 		dualService() + dualSlices("n1", 2),
 	}, "---\n"))
 	const (
@@ -77,6 +82,8 @@ func TestCommandLinesAreAnswered(t *testing.T) {
 		{hash + "nftables", 0, double + "…hash: 192.0.2.9 goes to 10.1.0."},
 		{hash + "iptables", 0, double + "…hash: by source address, which mode iptables does not support: it chooses endpoints at random"},
 		{hash + "ipvs", 0, double + "…hash: by source address, in the kernel's own Maglev table"},
+		{rules + "--allow-annotations balance --from 192.0.2.9 10.96.0.13:80", 0, "hash: by source address and port…add a port to see the endpoint of the source: --from 192.0.2.9:40000\n"},
+		{explain + "--from 192.0.2.9 " + clusterVIP, 1, "kernel: mode nftables has no rules in this network namespace"},
 		{explain + "--nodeport-addresses localhost 127.0.0.1:30090", 0, "forward: node port of default/dual:tcp/TCP/IPv4 goes to its cluster endpoints\n…kernel: has no rule for it; the agent's process serves it\n"},
 		{explain + "--nodeport-addresses localhost [::1]:30053/udp", 0, "kernel: has no rule for it; the agent's process serves it\n"},
 		{rules + "--nodeport-addresses localhost 127.0.0.2:30090", 0, "nothing serves it, since the agent listens only at 127.0.0.1\n"},

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	rbac "k8s.io/api/rbac/v1"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -39,7 +38,7 @@ func TestRBACIsWhatTheAgentUses(t *testing.T) {
 	const component = "components/startup-taint/"
 	roles := []string{"base/rbac.yaml", component + "rbac.yaml"}
 	for _, file := range roles {
-		c.apply("../../deploy/" + file)
+		c.applyFile(file)
 	}
 	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1}, spec: {podCIDR: 10.1.0.0/24, taints: [{key: `+startupTaint+`, effect: NoSchedule}]}}`, nil)
 	c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.10, ports: [{name: http, port: 80}]}}`, nil)
@@ -92,26 +91,8 @@ users: [{name: u, user: {tokenFile: token}}], contexts: [{name: c, context: {clu
 		end(p)
 	}
 
-	granted := map[string]bool{}
-	for _, file := range roles {
-		for _, o := range readObjects(t, file) {
-			role, ok := o.(*rbac.ClusterRole)
-			if !ok {
-				continue
-			}
-			for _, r := range role.Rules {
-				for _, group := range r.APIGroups {
-					for _, resource := range r.Resources {
-						for _, verb := range r.Verbs {
-							granted[verb+" "+resource+" "+group] = true
-						}
-					}
-				}
-			}
-		}
-	}
 	used := requests(t, audit)
-	for what := range granted {
+	for what := range grants(t, roles...) {
 		if !used[what] {
 			t.Errorf("granted, and not used: %s", what)
 		}

@@ -20,7 +20,6 @@ import (
 
 	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -214,52 +213,6 @@ func (r *rehearsal) end() {
 		}
 	}
 	r.t.Logf("%d connections and questions", answers)
-}
-
-// kinds holds the path of each kind of object that the manifests have.
-var kinds = map[string]string{
-	"ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts", "ConfigMap": "/api/v1/namespaces/kube-system/configmaps",
-	"Service": "/api/v1/namespaces/kube-system/services", "DaemonSet": "/apis/apps/v1/namespaces/kube-system/daemonsets",
-	"ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-}
-
-// apply creates or changes objects as "kubectl apply --server-side" does, and returns the DaemonSet as
-// the API server has it.
-func (r *rehearsal) apply(documents string) *apps.DaemonSet {
-	r.t.Helper()
-	var ds *apps.DaemonSet
-	for doc := range strings.SplitSeq(documents, "\n---\n") {
-		var o struct {
-			Kind     string
-			Metadata struct{ Name string }
-		}
-		must.Do(r.t, yaml.Unmarshal([]byte(doc), &o))
-		if o.Kind == "" {
-			continue
-		}
-		if kinds[o.Kind] == "" {
-			r.t.Fatalf("what is a %s?", o.Kind)
-		}
-		var out any
-		if o.Kind == "DaemonSet" {
-			ds = &apps.DaemonSet{}
-			out = ds
-		}
-		r.c.applied(kinds[o.Kind]+"/"+o.Metadata.Name, doc, out)
-	}
-	return ds
-}
-
-// applied sends a server-side apply.
-func (c *cluster) applied(path, document string, out any) {
-	c.t.Helper()
-	answer, err := c.Apply(c.t.Context(), path, []byte(document))
-	if err == nil && out != nil {
-		err = json.Unmarshal(answer, out)
-	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
 }
 
 // mounted writes the ConfigMaps that a container mounts, and returns its arguments with the
@@ -486,11 +439,13 @@ func TestRehearsal(t *testing.T) {
 		t.Run(tt.name+"/"+cmp.Or(tt.from, "default")+" to "+strings.Join(tt.to, " to "), func(t *testing.T) {
 			if tt.long {
 				testtime.NeedThorough(t)
+			} else {
+				t.Parallel()
 			}
 			r := newRehearsal(t)
-			r.apply(tt.install(t, tt.to[0])) // for the rights that kube-proxy of the test uses, too
+			r.c.apply(tt.install(t, tt.to[0])) // for the rights that kube-proxy of the test uses, too
 			r.c.do("DELETE", kinds["DaemonSet"]+"/nodeproxy", "", nil)
-			kubeProxy := r.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
+			kubeProxy := r.c.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
 			r.start(kubeProxy)
 			r.served("kube-proxy serves", 0, 1, 2)
 			r.begin()
@@ -498,7 +453,7 @@ func TestRehearsal(t *testing.T) {
 			r.held("with kube-proxy")
 
 			// There.
-			ds := r.apply(tt.install(t, tt.to[0]))
+			ds := r.c.apply(tt.install(t, tt.to[0]))
 			r.start(ds)
 			for _, m := range r.members {
 				// The log is JSON, or kubeadm's text with the line of a sync at standard output.
@@ -533,7 +488,7 @@ func TestRehearsal(t *testing.T) {
 
 			// Another mode: a rollout, node by node.
 			for _, mode := range tt.to[1:] {
-				ds = r.apply(tt.install(t, mode))
+				ds = r.c.apply(tt.install(t, mode))
 				for _, m := range r.members {
 					r.stopOn(m, "nodeproxy")
 					r.startOn(m, ds)
@@ -554,7 +509,7 @@ func TestRehearsal(t *testing.T) {
 			// Back.
 			r.remove("nodeproxy")
 			r.held("when nodeproxy is deleted")
-			kubeProxy = r.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
+			kubeProxy = r.c.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
 			r.start(kubeProxy)
 			for _, m := range r.members {
 				r.kubeProxyServes(m, tt.from)

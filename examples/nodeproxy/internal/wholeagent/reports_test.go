@@ -130,31 +130,6 @@ func TestPublicReports(t *testing.T) {
 				r.answers(clusterVIP, podIPs[0])
 				r.answers(nodePort, podIPs[0])
 			})
-			// Clients with affinity leave an endpoint that is no longer ready.
-			play("kubernetes-110302", func(t *testing.T) {
-				r.applied(stickyService, webSlice(podIPs[:2]...))
-				first, _, err := lab.Visit(r.Client, "", clusterVIP)
-				if err != nil {
-					t.Fatal(err)
-				}
-				r.answers(clusterVIP, first)
-				other := map[string]string{podIPs[0]: podIPs[1], podIPs[1]: podIPs[0]}[first]
-				r.applied(stickyService, strings.Replace(webSlice(podIPs[:2]...), "- addresses: ["+first+"]", "- {addresses: ["+first+"], conditions: {ready: false}}", 1))
-				r.answers(clusterVIP, other)
-			})
-			// loadBalancerSourceRanges are for load-balancer IPs: NodePorts and external IPs have none.
-			play("cilium-42334 cilium-44718 cilium-35518", func(t *testing.T) {
-				r.applied(strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  loadBalancerSourceRanges: [203.0.113.0/24]\n  externalIPs: [198.51.100.7]\n", 1)+"status: {loadBalancer: {ingress: [{ip: 198.51.100.8}]}}\n",
-					webSlice(podIPs[0]))
-				r.Client.Routes("", "192.0.2.1", "198.51.100.0/24")
-				r.answers("198.51.100.7:80", podIPs[0])
-				r.answers(nodePort, podIPs[0])
-				for _, to := range []string{"198.51.100.8:80", "198.51.100.8:30080"} {
-					if _, err := lab.Dial(r.Client, "tcp", "", to, lab.NoAnswerTimeout); err == nil {
-						t.Errorf("%s answers", to)
-					}
-				}
-			})
 			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n", 1)
 			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
 			// k3s' ServiceLB writes addresses of nodes into the status. With policy Local the client's

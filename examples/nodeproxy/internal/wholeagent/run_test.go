@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,124 +151,22 @@ func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 	}
 }
 
+// TestRunFollowsManifests has invalid documents beside valid ones, and another process that deletes the tables.
+// Package manifests tests the rest.
 func TestRunFollowsManifests(t *testing.T) {
 	t.Parallel()
-	s, dir := webSite(t, podIPs[:2]...)
-	put(t, dir, "bad.yaml", "a: b\n---\nkind: [\n")
-	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s"}
-	p := start(t, s.Node, args...)
+	s := newSite(t)
+	p := s.agent(t, "a: b\n---\nkind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs[:2]...))
 	p.synced(t, "services=1 endpoints=2 changed=1")
-	p.logged(t, dir+"/bad.yaml:1: has no kind")
-	p.logged(t, dir+"/bad.yaml:3: ")
+	p.logged(t, p.dir+"/web.yaml:1: has no kind")
+	p.logged(t, p.dir+"/web.yaml:3: ")
 	s.answeredBy(t, clusterVIP, podIPs[:2]...)
 	// Without a Node object, the node's address comes from the default route.
 	s.answeredBy(t, nodePort, podIPs[:2]...)
-
-	rollOut(t, dir, podIPs[1:]...)
-	p.synced(t, "services=1 endpoints=2 changed=1")
-	s.answeredBy(t, clusterVIP, podIPs[1:]...)
-
-	put(t, dir, "web.yaml", webService+"---\n# No change.\n"+webSlice(podIPs[1:]...))
-	p.synced(t, "services=1 endpoints=2 changed=0")
-
-	// An invalid document is skipped, and the documents after it are read.
-	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
-	p.synced(t, "services=1 endpoints=3 changed=1")
-	p.logged(t, dir+"/web.yaml:1: ")
-	s.answeredBy(t, nodePort, podIPs...)
-
-	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
-		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
-	p.synced(t, "services=2 endpoints=3 changed=1")
-	must.Do(t, os.Remove(filepath.Join(dir, "other.json")))
-	p.synced(t, "services=1 endpoints=3 changed=1")
-
-	// Another process deletes the table. The repair prints no line.
-	wipe(t, s.Node)
+	p.apply(t, webService+"---\n# No change.\n"+webSlice(podIPs[:2]...), "services=1 endpoints=2 changed=0")
+	must.Do(t, s.Node.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) }))
 	p.logged(t, "repairing the rules")
-	for end := time.Now().Add(3 * time.Minute); ; {
-		if _, _, err := lab.VisitSoon(s.Client, "", clusterVIP); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("the rules are not repaired: %v", err)
-		}
-	}
-	s.answeredBy(t, clusterVIP, podIPs...)
-
-	// No connection fails while the agent is killed, the manifests change, and another
-	// agent takes over.
-	stream := s.stream()
-	stream.Next(20)
-	p.Process.Kill()
-	if _, rest := p.exit(t); len(rest) != 0 {
-		t.Errorf("unexpected lines: %q", rest)
-	}
-	stream.Next(20)
-	rollOut(t, dir, podIPs[0])
-	p = start(t, s.Node, args...)
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	if y := stream.Next(20); !y.Answered(podIPs[0]) {
-		t.Errorf("after the restart: %v", y)
-	}
-	if y := stream.Stop(); len(y.Errs) != 0 {
-		t.Errorf("during the restart %d connections failed, first: %v", len(y.Errs), y.Errs[0])
-	}
-
-	// The rules stay in effect without the agent until --cleanup.
-	if code, rest := p.stop(t); code != 0 || len(rest) != 0 {
-		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
-	}
-	s.answeredBy(t, clusterVIP, podIPs[0])
-	cleanup(t, s.Node)
-	if name, _, err := lab.VisitSoon(s.Client, "", clusterVIP); err == nil {
-		t.Errorf("%s still answers after --cleanup", name)
-	}
-}
-
-// wipe deletes the agent's tables behind its back.
-func wipe(t *testing.T, h *netlab.Host) {
-	t.Helper()
-	must.Do(t, h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) }))
-}
-
-// TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
-// objects.
-func TestExplainComparesWithTheKernel(t *testing.T) {
-	t.Parallel()
-	for _, mode := range explainedModes {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			needMode(t, mode)
-			s, dir := webSite(t, podIPs[:2]...)
-			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}
-			asks := func(code int, want ...string) {
-				t.Helper()
-				for _, to := range []string{clusterVIP, nodePort} {
-					got, out, log := verb(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "192.0.2.9", to)...)
-					for _, line := range want {
-						if got != code || !slices.Contains(out, "kernel: "+line) {
-							t.Errorf("exit status %d, want %d; %q in\n%s\n%s", got, code, line, strings.Join(out, "\n"), log)
-						}
-					}
-				}
-			}
-			asks(1, "mode "+mode+" has no rules in this network namespace")
-			p := embed(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...)
-			p.synced(t, "services=1 endpoints=2 changed=1")
-			asks(0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
-			for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
-				if code, out, log := verb(t, s.Node, append(append([]string{"explain"}, flags...), "--from", "198.51.100.9", to)...); code != 0 || !slices.Contains(out, "kernel: agrees") {
-					t.Errorf("%s: exit status %d:\n%s\n%s", to, code, strings.Join(out, "\n"), log)
-				}
-			}
-			p.stop(t)
-			// No agent follows this change.
-			rollOut(t, dir, podIPs[1:]...)
-			asks(1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
-			rollOut(t, dir, podIPs[:2]...)
-			asks(0, "agrees")
-		})
-	}
+	eventually(t, "the rules are repaired", func() bool { return lab.Visits(s.Client, "", clusterVIP, 20).Answered(podIPs[:2]...) })
 }
 
 // explainedModes are the modes that any kernel has.

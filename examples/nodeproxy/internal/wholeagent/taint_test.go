@@ -30,7 +30,7 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	c := s.newCluster(t)
-	const component = "../../deploy/components/startup-taint/"
+	const component = "components/startup-taint/"
 	const tainted = `spec: {taints: [{key: ` + startupTaint + `, effect: NoExecute}, {key: example.com/other, effect: NoSchedule}, {key: ` + startupTaint + `, effect: NoSchedule}]}`
 	for _, n := range []string{"n1", "n2"} {
 		c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: `+n+`}, `+tainted+`}`, nil)
@@ -66,12 +66,12 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
 	if !has("n1") {
 		t.Error("the taint is removed while the agent has no rules")
 	}
-	c.apply("../../deploy/base/rbac.yaml")
+	c.applyFile("base/rbac.yaml")
 	p.logged(t, "cannot remove the startup taint")
 	if !has("n1") {
 		t.Error("the taint is removed without the right")
 	}
-	c.apply(component + "rbac.yaml")
+	c.applyFile(component + "rbac.yaml")
 	eventually(t, "the taint is removed", func() bool { return !has("n1") })
 	// Services work immediately.
 	if pod, _, err := lab.Visit(s.Client, "", clusterVIP); err != nil || pod != podIPs[0] {
@@ -91,7 +91,7 @@ func TestStartupTaintIsRemovedWhenServicesWork(t *testing.T) {
 	})
 
 	// With the policy the agent may change its own Node, and only its taints.
-	text = must.Get(os.ReadFile(component + "policy.yaml"))(t)
+	text = must.Get(os.ReadFile("../../deploy/" + component + "policy.yaml"))(t)
 	policy, binding, _ := strings.Cut(string(text), "\n---\n")
 	const admission = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
 	c.do("POST", admission+"ies?fieldValidation=Strict", policy, nil)

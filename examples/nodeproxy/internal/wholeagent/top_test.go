@@ -4,9 +4,7 @@ package wholeagent
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
-	"html"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,8 +20,6 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
-
-var update = flag.Bool("update", false, "write the picture of top")
 
 // newDemoSite returns the demo's network with an agent that serves its manifests, the folder
 // of the manifests, and the flags for them.
@@ -104,8 +100,7 @@ func TestTopCountsRealConnections(t *testing.T) {
 	}
 }
 
-// TestTopScreenSortsAndFilters uses top in a terminal with real traffic. With -update it
-// writes top.svg, a picture of the screen.
+// TestTopScreenSortsAndFilters uses top in a terminal with real traffic.
 func TestTopScreenSortsAndFilters(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newDemoSite(t)
@@ -145,10 +140,6 @@ func TestTopScreenSortsAndFilters(t *testing.T) {
 		f := strings.Fields(strings.Split(p.frame()+"\n\n\n\n\n", "\n")[4])
 		return len(f) == 7 && f[2] != "0"
 	})
-	if *update {
-		must.Do(t, os.WriteFile("../../top.svg", []byte(screenSVG(t, "nodeproxy top", p.frame(), width)), 0o644))
-	}
-	screenSVG(t, "nodeproxy top", p.frame(), width) // fails if it does not support a style
 	for i, l := range strings.Split(p.frame(), "\n") {
 		for _, code := range []string{"0", "1", "2", "7", "31", "33", "36"} {
 			l = strings.ReplaceAll(l, "\x1b["+code+"m", "")
@@ -238,59 +229,4 @@ func (p *pty) frame() string {
 	}
 	start := strings.LastIndex(text[:end], home)
 	return strings.ReplaceAll(strings.ReplaceAll(text[start+len(home):end], "\x1b[K", ""), "\r\n", "\n")
-}
-
-// sgr has the SVG attributes of the text styles that the program uses.
-var sgr = map[string]string{
-	"1": `font-weight="700"`, "2": `fill="#8b949e"`, "31": `fill="#ff7b72"`, "33": `fill="#e3b341"`, "36": `fill="#79c0ff"`, "7": `fill="#0d1117"`,
-}
-
-// screenSVG returns a picture of a frame.
-func screenSVG(t *testing.T, title, frame string, width int) string {
-	t.Helper()
-	const cell, line, border, bar = 8.43, 20, 16, 30
-	lines := strings.Split(strings.TrimRight(frame, "\n"), "\n")
-	w, h := float64(width)*cell+2*border, float64(len(lines)*line+2*border+bar)
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" role="img" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="14">`+"\n", w, h, w, h)
-	fmt.Fprintf(&b, "<title>%s</title>\n", html.EscapeString(title))
-	fmt.Fprintf(&b, `<rect x="0.5" y="0.5" width="%.0f" height="%.0f" rx="8" fill="#0d1117" stroke="#3d444d"/>`+"\n", w-1, h-1)
-	fmt.Fprintf(&b, `<text x="%.1f" y="24" fill="#8b949e" text-anchor="middle" font-size="13">%s</text>`+"\n", w/2, html.EscapeString(title))
-	for i, l := range lines {
-		y := float64(border + bar + i*line)
-		look, column := "", 0
-		for l != "" {
-			if rest, ok := strings.CutPrefix(l, "\x1b["); ok {
-				code, after, ok := strings.Cut(rest, "m")
-				if !ok {
-					t.Fatalf("escape sequence in %q", l)
-				}
-				if look, l = sgr[code], after; look == "" && code != "0" {
-					t.Fatalf("unknown style %q", code)
-				}
-				continue
-			}
-			end := strings.Index(l, "\x1b[")
-			if end < 0 {
-				end = len(l)
-			}
-			text, n := l[:end], len([]rune(l[:end]))
-			l = l[end:]
-			x := border + float64(column)*cell
-			column += n
-			if look == sgr["7"] {
-				fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%d" fill="#adbac7"/>`+"\n", x, y, float64(n)*cell, line)
-			}
-			if strings.TrimSpace(text) == "" {
-				continue
-			}
-			attr := look
-			if !strings.Contains(attr, "fill=") {
-				attr = strings.TrimSpace(attr + ` fill="#e6edf3"`)
-			}
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" textLength="%.1f" lengthAdjust="spacingAndGlyphs" xml:space="preserve" %s>%s</text>`+"\n", x, y+15, float64(n)*cell, attr, html.EscapeString(text))
-		}
-	}
-	b.WriteString("</svg>\n")
-	return b.String()
 }
