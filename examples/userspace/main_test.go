@@ -196,32 +196,6 @@ func TestLocalServesAndFollowsTheManifests(t *testing.T) {
 	}
 }
 
-// TestConcurrentLocalRunsGetDifferentPorts starts several runs that want the same ports.
-func TestConcurrentLocalRunsGetDifferentPorts(t *testing.T) {
-	t.Parallel()
-	const runs = 5
-	var all [runs]*local
-	for i := range all {
-		all[i] = startLocal(t, manifest(200, "", greet(t, fmt.Sprint("run ", i))), "--drain", "0s")
-	}
-	seen := map[string]bool{}
-	for i, l := range all {
-		at := 0
-		for web := "-"; web == "-"; {
-			if web, at = l.web(t, at, 1); web == "-" {
-				continue
-			}
-			if seen[web] {
-				t.Errorf("%s is printed twice", web)
-			}
-			seen[web] = true
-			if got, want := hear(t, web), fmt.Sprint("run ", i); got != want {
-				t.Errorf("%s in the table of %s is answered by %s", web, want, got)
-			}
-		}
-	}
-}
-
 // listen listens at an address whose socket this process has just closed. Parallel tests start
 // processes, and a new process has copies of all sockets until it executes its program.
 func listen(t *testing.T, at string) net.Listener {

@@ -608,22 +608,3 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkOneEndpoint replaces an endpoint of one of n Services. The calls count: the service in
-// memory looks through all its objects in each.
-func BenchmarkOneEndpoint(b *testing.B) {
-	for _, n := range []int{100, 1000} {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			c := newCluster(b)
-			c.fill(b, n)
-			calls := 0
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				for _, k := range c.apply(b, false, map[int]*ruleset.Port{0: service(0, "10.244.2.0:8080", fmt.Sprintf("10.246.0.%d:8080", i%250))}) {
-					calls += k
-				}
-			}
-			b.ReportMetric(float64(calls)/float64(b.N), "calls/op")
-		})
-	}
-}

@@ -1,15 +1,12 @@
 package winkernel_test
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -24,10 +21,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var (
-	worlds = flag.String("worlds", testdata, "folder of worlds to replay")
-	states = flag.String("states", "", "folder in which TestWorlds writes the state of the service after each step, a file for each world")
-)
+var worlds = flag.String("worlds", testdata, "folder of worlds to replay")
 
 // testdata is the folder of the recorded worlds, and testdataSteps the number of their steps with an
 // expectation, which the package documentation tells.
@@ -55,9 +49,6 @@ func TestWorlds(t *testing.T) {
 				}
 				if r.steps != w.expectations() {
 					t.Errorf("compared %d steps of %d", r.steps, w.expectations())
-				}
-				if err := r.writeStates(); err != nil {
-					t.Error(err)
 				}
 				gaps.Add(int64(r.gaps))
 				least.Add(int64(r.least))
@@ -89,8 +80,6 @@ type replay struct {
 	objects map[string][]byte
 	// steps, writes, least and gaps count what TestWorlds reports.
 	steps, writes, least, gaps int
-	// states holds the state after each step, for the flag -states.
-	states []worldStep
 	// hurried leaves out checks of the service where only objects changed.
 	hurried bool
 }
@@ -185,9 +174,6 @@ func (r *replay) step(t *testing.T, s *worldStep) {
 	missed := r.watchFrontends(t, s)
 	r.sync(t, s, s.Expect == nil)
 	r.count(s)
-	if *states != "" {
-		r.states = append(r.states, worldStep{Name: s.Name, Expect: r.state(t)})
-	}
 	if t.Failed() || s.Expect == nil {
 		r.remember(t)
 		return
@@ -202,75 +188,6 @@ func (r *replay) step(t *testing.T, s *worldStep) {
 		t.Errorf("mistake: %s", m)
 	}
 	r.remember(t)
-}
-
-// state returns the state of the service in the form of a step's expectation.
-func (r *replay) state(t *testing.T) *worldState {
-	t.Helper()
-	out := &worldState{LoadBalancers: []worldLB{}, Endpoints: []worldEndpoint{}}
-	endpoints, err := r.hns.Endpoints()
-	if err != nil {
-		return out // the service is stopped
-	}
-	lbs := must.Get(r.hns.LoadBalancers())(t)
-	byID := map[string]winkernel.Endpoint{}
-	for _, e := range endpoints {
-		byID[e.ID] = e
-		out.Endpoints = append(out.Endpoints, worldEndpointOf(e))
-	}
-	for _, lb := range lbs {
-		out.LoadBalancers = append(out.LoadBalancers, worldLBOf(lb, byID))
-	}
-	slices.SortFunc(out.Endpoints, compareEndpoints)
-	slices.SortFunc(out.LoadBalancers, func(a, b worldLB) int {
-		return cmp.Or(cmp.Compare(a.VIP, b.VIP), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.ExternalPort, b.ExternalPort), slices.Compare(a.Flags, b.Flags))
-	})
-	return out
-}
-
-// TestStatesHaveOneOrder writes the state of a service that lists its objects in random order, with
-// two endpoints at one address.
-func TestStatesHaveOneOrder(t *testing.T) {
-	r := &replay{hns: fakehns.New(winkernel.Network{ID: networkID, Name: "cluster", Type: winkernel.L2Bridge}, true)}
-	at := []netip.Addr{netip.MustParseAddr("10.244.1.5")}
-	r.hns.Plug(winkernel.Endpoint{Addrs: at, Remote: true})
-	r.hns.Plug(winkernel.Endpoint{Addrs: at})
-	for range 20 {
-		if s := r.state(t); s.Endpoints[0].Remote || !s.Endpoints[1].Remote {
-			t.Fatalf("the remote endpoint comes before the local one: %+v", s.Endpoints)
-		}
-	}
-}
-
-// compareEndpoints orders endpoints by address. Of two at one address the local one comes first.
-func compareEndpoints(a, b worldEndpoint) int {
-	remote := map[bool]int{true: 1}
-	return cmp.Or(slices.CompareFunc(a.IPs, b.IPs, netip.Addr.Compare), cmp.Compare(remote[a.Remote], remote[b.Remote]),
-		cmp.Compare(a.MAC, b.MAC), cmp.Compare(a.Name, b.Name))
-}
-
-// writeStates writes the file for the flag -states: the world's name and, for each step, its name
-// and state.
-func (r *replay) writeStates() error {
-	if *states == "" {
-		return nil
-	}
-	type step struct {
-		Name  string      `json:"name"`
-		State *worldState `json:"state"`
-	}
-	out := struct {
-		Name  string `json:"name"`
-		Steps []step `json:"steps"`
-	}{Name: r.world.Name}
-	for _, s := range r.states {
-		out.Steps = append(out.Steps, step{s.Name, s.Expect})
-	}
-	text, err := json.MarshalIndent(out, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(*states, r.world.Name+".json"), text, 0o644)
 }
 
 func objectKey(t *testing.T, raw []byte) string {

@@ -57,29 +57,25 @@ type worldNetwork struct {
 }
 
 type worldEndpoint struct {
-	Name            string       `json:"name,omitempty"`
-	IPs             []netip.Addr `json:"ips"`
-	Remote          bool         `json:"remote"`
-	MAC             string       `json:"mac"`
-	ProviderAddress netip.Addr   `json:"providerAddress,omitzero"`
-	Optional        bool         `json:"optional,omitempty"`
+	Name            string
+	IPs             []netip.Addr
+	Remote          bool
+	MAC             string
+	ProviderAddress netip.Addr
+	Optional        bool
 }
 
 type worldLB struct {
-	VIP          string       `json:"vip"`
-	Protocol     string       `json:"protocol"`
-	ExternalPort uint16       `json:"externalPort"`
-	InternalPort uint16       `json:"internalPort"`
-	Endpoints    []netip.Addr `json:"endpoints"`
-	Flags        []string     `json:"flags"`
-	PortFlags    []string     `json:"portFlags"`
-	Distribution string       `json:"distribution"`
-	SourceVIP    string       `json:"sourceVIP,omitempty"`
-	Optional     bool         `json:"optional,omitempty"`
-	AnyOf        []struct {
+	VIP, Protocol              string
+	ExternalPort, InternalPort uint16
+	Endpoints                  []netip.Addr
+	Flags, PortFlags           []string
+	Distribution, SourceVIP    string
+	Optional                   bool
+	AnyOf                      []struct {
 		InternalPort uint16
 		Endpoints    []netip.Addr
-	} `json:"anyOf,omitempty"`
+	}
 }
 
 // worldEvent is what happens to the service: one of its fields is set.
@@ -107,8 +103,8 @@ type worldStep struct {
 
 // worldState is what the service has.
 type worldState struct {
-	LoadBalancers []worldLB       `json:"loadBalancers"`
-	Endpoints     []worldEndpoint `json:"endpoints"`
+	LoadBalancers []worldLB
+	Endpoints     []worldEndpoint
 }
 
 // readWorlds reads the worlds in the files of the folder in flag -worlds. A file has any number of
@@ -199,44 +195,6 @@ var portFlags = []struct {
 }{
 	{"LocalRoutedVIP", winkernel.LocalRoutedVIP}, {"UseMux", winkernel.UseMux},
 	{"PreserveDIP", winkernel.PreserveDIP}, {"VipExternalIP", winkernel.VIPExternalIP},
-}
-
-func worldEndpointOf(e winkernel.Endpoint) worldEndpoint {
-	return worldEndpoint{Name: e.Name, IPs: e.Addrs, Remote: e.Remote, MAC: e.MAC, ProviderAddress: e.Provider}
-}
-
-func worldLBOf(lb winkernel.LoadBalancer, byID map[string]winkernel.Endpoint) worldLB {
-	out := worldLB{Protocol: string(lb.Frontend.Protocol), ExternalPort: lb.Frontend.Port, InternalPort: lb.InternalPort,
-		Endpoints: []netip.Addr{}, Flags: []string{}, PortFlags: []string{}, Distribution: "None"}
-	if lb.Frontend.VIP.IsValid() {
-		out.VIP = lb.Frontend.VIP.String()
-	}
-	if lb.SourceVIP.IsValid() {
-		out.SourceVIP = lb.SourceVIP.String()
-	}
-	if lb.DSR {
-		out.Flags = append(out.Flags, "DSR")
-	}
-	if lb.Frontend.Family == tracker.IPv6 {
-		out.Flags = append(out.Flags, "IPv6")
-	}
-	if lb.ClientAffinity {
-		out.Distribution = "SourceIP"
-	}
-	for _, f := range portFlags {
-		if lb.Flags&f.flag != 0 {
-			out.PortFlags = append(out.PortFlags, f.name)
-		}
-	}
-	for _, id := range lb.Endpoints {
-		for _, a := range byID[id].Addrs {
-			if tracker.FamilyOf(a) == lb.Frontend.Family {
-				out.Endpoints = append(out.Endpoints, a)
-			}
-		}
-	}
-	slices.SortFunc(out.Endpoints, netip.Addr.Compare)
-	return out
 }
 
 // apply passes an object to the tracker.

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 // logging returns a world and what its Backend logs.
@@ -65,26 +64,11 @@ func TestSCTPServiceIsReportedOnce(t *testing.T) {
 // goes at the NodePort's address and port.
 func TestTakenPortIsReportedOnce(t *testing.T) {
 	t.Parallel()
-	w, logged := logging(t, Config{Addresses: onlyLoopback{}})
-	ports, err := ruleset.ParseNodePortAddresses([]string{"localhost"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker, NodePortAddresses: ports}); err != nil {
-		t.Fatal(err)
-	}
-	w.cursor = w.engine.Attach("userspace", w.backend)
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
-	w.tracker.SetService(&v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "node-port"},
-		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeNodePort, ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
-			Ports: []v1.ServicePort{{Port: int32(freePort(t, "tcp")), NodePort: int32(port), Protocol: tcp}},
-		},
-	})
-	w.endpoints("node-port", tcp, serveTCP(t, "a"))
+	logged := &bytes.Buffer{}
+	w := newNodePort(t, Config{Log: slog.New(slog.NewTextHandler(logged, nil))}, port)
 	for range 50 {
 		w.service("flapping", tcp, port)
 		_ = w.cursor.Sync(t.Context()) // the NodePort fails
@@ -96,20 +80,13 @@ func TestTakenPortIsReportedOnce(t *testing.T) {
 	}
 }
 
-// ownAddresses is a node whose interface has 127.0.0.1.
-type ownAddresses struct{ noAddresses }
-
-func (ownAddresses) Own() ([]netip.Addr, error) {
-	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
-}
-
 // TestListenerAtTheNodesAddressKeepsIt has a program at a cluster IP that it has added to the node, as
 // node-local-dns does. That is no failure, and when the program ends, the Service is served.
 func TestListenerAtTheNodesAddressKeepsIt(t *testing.T) {
 	t.Parallel()
 	for _, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
-		w, log := logging(t, Config{Addresses: ownAddresses{}})
-		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t, strings.ToLower(string(proto))))
+		w, log := logging(t, Config{Addresses: onlyLoopback{}})
+		at := netip.AddrPortFrom(localhost, freePort(t, strings.ToLower(string(proto))))
 		var program io.Closer
 		var err error
 		if proto == v1.ProtocolTCP {

@@ -41,8 +41,51 @@ type world struct {
 
 func newWorld(t *testing.T, c Config) *world {
 	t.Helper()
-	return newHashedWorld(t, c, tracker.HashNone, 0)
+	w := &world{t: t, slices: map[string]int{}, namespace: "ns"}
+	w.tracker = must.Get(tracker.New(tracker.Config{}))(t)
+	w.backend = must.Get(New(c))(t)
+	t.Cleanup(func() {
+		done, cancel := context.WithCancel(context.Background())
+		cancel()
+		w.backend.Shutdown(done)
+	})
+	w.follow(ruleset.Config{})
+	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+	return w
 }
+
+// follow attaches the Backend to a new engine.
+func (w *world) follow(c ruleset.Config) {
+	w.t.Helper()
+	c.Source = w.tracker
+	w.engine = must.Get(ruleset.NewEngine(c))(w.t)
+	w.cursor = w.engine.Attach("userspace", w.backend)
+}
+
+// newNodePort returns a world of a node without other addresses than 127.0.0.1, at which NodePorts are served, with
+// a Service and its endpoint.
+func newNodePort(t *testing.T, c Config, nodePort uint16) *world {
+	t.Helper()
+	c.Addresses = onlyLoopback{}
+	w := newWorld(t, c)
+	w.follow(ruleset.Config{NodePortAddresses: must.Get(ruleset.ParseNodePortAddresses([]string{"localhost"}))(t)})
+	w.tracker.SetService(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "node-port"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeNodePort, ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Ports: []v1.ServicePort{{Port: int32(freePort(t, "tcp")), NodePort: int32(nodePort), Protocol: tcp}},
+		},
+	})
+	w.endpoints("node-port", tcp, serveTCP(t, "a"))
+	return w
+}
+
+// onlyLoopback implements [Addresses] for a node whose interfaces have 127.0.0.1.
+type onlyLoopback struct{ noAddresses }
+
+func (onlyLoopback) Own() ([]netip.Addr, error) { return []netip.Addr{localhost}, nil }
+
+var localhost = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // newServed returns a world with a Service at a free port, and the port.
 func newServed(t *testing.T, c Config, service string, proto v1.Protocol, endpoints ...netip.AddrPort) (*world, uint16) {
@@ -52,33 +95,6 @@ func newServed(t *testing.T, c Config, service string, proto v1.Protocol, endpoi
 	w.endpoints(service, proto, endpoints...)
 	w.sync()
 	return w, port
-}
-
-// newHashedWorld is newWorld with a hash for all Services.
-func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world {
-	t.Helper()
-	w := &world{t: t, slices: map[string]int{}, namespace: "ns"}
-	var err error
-	if w.tracker, err = tracker.New(tracker.Config{OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-		p.Hash = h
-		return nil
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Source: w.tracker, HashSeed: seed}); err != nil {
-		t.Fatal(err)
-	}
-	if w.backend, err = New(c); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		done, cancel := context.WithCancel(context.Background())
-		cancel()
-		w.backend.Shutdown(done)
-	})
-	w.cursor = w.engine.Attach("userspace", w.backend)
-	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	return w
 }
 
 func (w *world) sync() {
@@ -194,7 +210,7 @@ type client struct {
 
 // connect opens a connection and reads the endpoint's name.
 func connect(port uint16) (*client, error) {
-	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String(), testtime.Timeout)
+	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(localhost, port).String(), testtime.Timeout)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func TestEndpointsThatLeadBackAreNotDialed(t *testing.T) {
 					return (&net.Dialer{}).DialContext(ctx, network, to.String())
 				},
 			})
-			at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port) }
+			at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(localhost, port) }
 			send := func(c net.Conn, port uint16) net.Conn {
 				t.Helper()
 				if c == nil {

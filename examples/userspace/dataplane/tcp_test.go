@@ -73,16 +73,18 @@ func TestResetIsForwarded(t *testing.T) {
 
 func TestUnreachableEndpointCostsNoConnection(t *testing.T) {
 	t.Parallel()
-	var failed atomic.Int64
-	w, port := newWorld(t, Config{Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, to.String())
-		if err != nil {
-			failed.Add(1)
-		}
-		return c, err
-	}}), freePort(t, "tcp")
-	local := netip.MustParseAddr("127.0.0.1")
-	dead := []netip.AddrPort{netip.AddrPortFrom(local, freePort(t, "tcp")), netip.AddrPortFrom(local, freePort(t, "tcp"))}
+	var failed, refused atomic.Int64
+	w, port := newWorld(t, Config{
+		Refused: func(v1.Protocol, netip.AddrPort) { refused.Add(1) },
+		Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, to.String())
+			if err != nil {
+				failed.Add(1)
+			}
+			return c, err
+		},
+	}), freePort(t, "tcp")
+	dead := []netip.AddrPort{netip.AddrPortFrom(localhost, freePort(t, "tcp")), netip.AddrPortFrom(localhost, freePort(t, "tcp"))}
 	w.service("web", tcp, port)
 	w.endpoints("web", tcp, append(dead, serveTCP(t, "a"))...)
 	w.sync()
@@ -99,6 +101,7 @@ func TestUnreachableEndpointCostsNoConnection(t *testing.T) {
 	if _, err := connect(port); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("with dead endpoints alone: %v", err)
 	}
+	eventually(t, "one connection is refused", func() bool { return refused.Load() == 1 })
 }
 
 func TestDialOfASilentEndpointEnds(t *testing.T) {
@@ -263,7 +266,7 @@ func TestFloodOfConnectionsEndsItsOwn(t *testing.T) {
 	before := w.connect(victim)
 	const flood = 20 * limit
 	for i := range flood {
-		c := must.Get(net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), flooded[i%len(flooded)]).String()))(t)
+		c := must.Get(net.Dial("tcp", netip.AddrPortFrom(localhost, flooded[i%len(flooded)]).String()))(t)
 		defer c.Close()
 	}
 	eventually(t, "all but the limit have ended", func() bool {
@@ -319,10 +322,7 @@ func TestAddressThatStaysFailsNoService(t *testing.T) {
 func TestTakenPortFailsOneService(t *testing.T) {
 	t.Parallel()
 	w, free := newWorld(t, Config{}), freePort(t, "tcp")
-	other, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer other.Close()
 	taken := other.Addr().(*net.TCPAddr).AddrPort().Port()
 	w.service("taken", tcp, taken)
@@ -331,7 +331,7 @@ func TestTakenPortFailsOneService(t *testing.T) {
 		w.endpoints(name, tcp, serveTCP(t, name))
 	}
 	for range 2 {
-		err = w.cursor.Sync(t.Context())
+		err := w.cursor.Sync(t.Context())
 		var partial *ruleset.PartialError
 		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, syscall.EADDRINUSE) {
 			t.Fatalf("error %v", err)
@@ -397,7 +397,7 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- w.backend.Shutdown(ctx) }()
 	eventually(t, "no socket listens", func() bool {
-		c, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+		c, err := net.Dial("tcp", netip.AddrPortFrom(localhost, port).String())
 		if err == nil {
 			c.Close()
 		}

@@ -38,7 +38,7 @@ func serveUDP(t *testing.T, name string, hold chan string) (netip.AddrPort, func
 // udpClient returns a socket that sends to a port.
 func udpClient(t *testing.T, port uint16) net.Conn {
 	t.Helper()
-	c := must.Get(net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()))(t)
+	c := must.Get(net.Dial("udp", netip.AddrPortFrom(localhost, port).String()))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
