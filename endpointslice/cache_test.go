@@ -346,121 +346,6 @@ func TestFieldChangesAreReported(t *testing.T) {
 	}
 }
 
-func TestRevertedChangeIsNotReported(t *testing.T) {
-	c, _ := newCache()
-	c.Set(slice("s", "svc", ep("10.0.0.1"), ep("10.0.0.2")))
-	c.Take()
-	before := c.Ports(named("svc"))
-	c.Set(slice("s", "svc", ep("10.0.0.1")))
-	c.Set(slice("s", "svc", ep("10.0.0.1"), ep("10.0.0.2")))
-	if got := c.Take(); got != nil {
-		t.Errorf("Take() = %v", got)
-	}
-	c.Delete(named("s"))
-	c.Set(slice("t", "svc", ep("10.0.0.2"), ep("10.0.0.1")))
-	if got := c.Take(); got != nil {
-		t.Errorf("after moving to another slice Take() = %v", got)
-	}
-	if after := c.Ports(named("svc")); &after[0] != &before[0] {
-		t.Error("unchanged ports got new memory")
-	}
-	c.Set(slice("new", "other", ep("10.0.0.1")))
-	c.Delete(named("new"))
-	if got := c.Take(); got != nil {
-		t.Errorf("after adding and deleting, Take() = %v", got)
-	}
-	if c.Delete(named("new")) {
-		t.Error("deleting a missing slice counts as a change")
-	}
-}
-
-func TestMergeAndMove(t *testing.T) {
-	c, _ := newCache()
-	want := func(service, ports string) {
-		t.Helper()
-		c.Take()
-		if got := dump(c.Ports(named(service))); got != ports {
-			t.Errorf("%s: got %s, want %s", service, got, ports)
-		}
-	}
-	c.Set(slice("b", "svc", ep("10.0.0.3"), ep("10.0.0.1")))
-	c.Set(slice("a", "svc", ep("10.0.0.2")))
-	want("svc", "http/TCP/IPv4 10.0.0.1:80 10.0.0.2:80 10.0.0.3:80")
-
-	six := slice("c", "svc", ep("fd00::1"))
-	six.AddressType = discovery.AddressTypeIPv6
-	c.Set(six)
-	want("svc", "http/TCP/IPv4 10.0.0.1:80 10.0.0.2:80 10.0.0.3:80; http/TCP/IPv6 [fd00::1]:80")
-
-	// The same address with another port number is another endpoint.
-	other := slice("c", "svc", ep("10.0.0.1"))
-	other.Ports[0].Port = ptr(int32(8080))
-	c.Set(other)
-	want("svc", "http/TCP/IPv4 10.0.0.1:80 10.0.0.1:8080 10.0.0.2:80 10.0.0.3:80")
-
-	c.Set(slice("b", "moved", ep("10.0.0.3"), ep("10.0.0.1")))
-	want("svc", "http/TCP/IPv4 10.0.0.1:8080 10.0.0.2:80")
-	want("moved", "http/TCP/IPv4 10.0.0.1:80 10.0.0.3:80")
-	if owner, ok := c.Owner(named("b")); !ok || owner != named("moved") {
-		t.Error(owner, ok)
-	}
-
-	unowned := slice("b", "moved", ep("10.0.0.1"))
-	delete(unowned.Labels, discovery.LabelServiceName)
-	if !c.Set(unowned) {
-		t.Error("losing the owner does not count as a change")
-	}
-	want("moved", "")
-	c.Delete(named("c"))
-	c.Delete(named("a"))
-	want("svc", "")
-	for range c.All() {
-		t.Error("the cache is not empty")
-	}
-}
-
-// TestDuplicatesIgnoreArrivalOrder adds the same endpoint in two slices, in both
-// orders.
-func TestDuplicatesIgnoreArrivalOrder(t *testing.T) {
-	at := func(node string) discovery.Endpoint { return onNode(ep("10.0.0.1"), node) }
-	unready := func(e discovery.Endpoint) discovery.Endpoint { return conditions(e, ptr(false), nil, nil) }
-	for _, tt := range []struct {
-		name  string
-		a, b  discovery.Endpoint
-		wants string
-	}{
-		{"terminating first", terminating(at("a")), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
-		{"terminating second", at("a"), terminating(at("b")), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"unready but not terminating", terminating(at("a")), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@b-unready"},
-		{"unready first", unready(at("a")), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
-		{"unready second", at("a"), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"node unknown first", ep("10.0.0.1"), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
-		{"node unknown second", at("a"), ep("10.0.0.1"), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"ready but node unknown", unready(at("a")), ep("10.0.0.1"), "http/TCP/IPv4 10.0.0.1:80"},
-		{"equal", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"equal, nodes in reverse order", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
-		{"both terminating", terminating(at("a")), terminating(at("b")), "http/TCP/IPv4 10.0.0.1:80@a-unready-terminating"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			for _, order := range []string{"ab", "ba"} {
-				c, _ := newCache()
-				for _, name := range order {
-					c.Set(slice(string(name), "svc", map[rune]discovery.Endpoint{'a': tt.a, 'b': tt.b}[name]))
-					c.Take()
-				}
-				if got := dump(c.Ports(named("svc"))); got != tt.wants {
-					t.Errorf("in order %s: got %s, want %s", order, got, tt.wants)
-				}
-				c.Delete(named("a"))
-				c.Delete(named("b"))
-				if c.Take(); len(c.Ports(named("svc"))) != 0 {
-					t.Error("the cache still has an endpoint")
-				}
-			}
-		})
-	}
-}
-
 // TestManyDuplicatesAreMergedStably uses more slices than a small sort, which is
 // stable by accident, would need.
 func TestManyDuplicatesAreMergedStably(t *testing.T) {
@@ -477,28 +362,6 @@ func TestManyDuplicatesAreMergedStably(t *testing.T) {
 		"z/TCP/IPv4 10.0.0.1:9@on-s00 10.0.0.2:9@on-s00"
 	if got := dump(c.Ports(named("svc"))); got != want {
 		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
-// TestReturnedListsAreNotModified makes a list that the cache returned current again,
-// after a Take in which another endpoint had its address.
-func TestReturnedListsAreNotModified(t *testing.T) {
-	c, _ := newCache()
-	c.Set(slice("b", "svc", onNode(ep("10.0.0.1"), "n"), ep("10.0.0.2")))
-	ports := c.Take()[0].New
-	list := ports[0].Endpoints
-	wantPort, want := ports[0], slices.Clone(list)
-	c.Set(slice("a", "svc", onNode(ep("10.0.0.1"), "other")))
-	c.Take()
-	c.Set(slice("a", "svc", onNode(ep("10.0.0.1"), "n"), ep("10.0.0.3")))
-	seen := c.Take()[0].New[0].Endpoints
-	c.Delete(named("a"))
-	now := c.Take()[0].New[0].Endpoints
-	if now[0] != seen[0] || now[1] != seen[1] {
-		t.Error("an unchanged endpoint got a new pointer")
-	}
-	if !slices.Equal(list, want) || &ports[0].Endpoints[0] != &wantPort.Endpoints[0] {
-		t.Error("a returned list was modified")
 	}
 }
 
@@ -532,22 +395,6 @@ func TestMakeErrorSkipsEndpoint(t *testing.T) {
 	c.Take()
 	if got := dump(c.Ports(named("svc"))); got != "" {
 		t.Error(got)
-	}
-}
-
-func TestTakeListsChangedServices(t *testing.T) {
-	c, _ := newCache()
-	c.Set(slice("a", "x", ep("10.0.0.1")))
-	c.Set(slice("b", "y", ep("10.0.0.1")))
-	changes := c.Take()
-	if len(changes) != 2 || changes[0].Service != named("x") || changes[1].Service != named("y") {
-		t.Error(changes)
-	}
-	for range c.All() {
-		break
-	}
-	if changes := c.Take(); len(changes) != 0 {
-		t.Error("still pending:", changes)
 	}
 }
 

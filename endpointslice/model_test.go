@@ -174,7 +174,26 @@ func randomSlice(r *rand.Rand, name types.NamespacedName) *discovery.EndpointSli
 	return s
 }
 
-// TestCacheMatchesModel sets random slices. After every Take it checks that the cache
+// divided returns a random slice of Service x. Nearly all of its addresses are in no other slice.
+func divided(r *rand.Rand, name types.NamespacedName) *discovery.EndpointSlice {
+	s := slice(name.Name, "x")
+	s.Namespace = name.Namespace
+	if r.IntN(20) > 0 {
+		s.Ports = append(s.Ports, port("metrics", 81))
+	}
+	for i := range 9 {
+		e := conditions(ep(fmt.Sprintf("10.0.%d.%s", i, name.Name)), ptr(r.IntN(3) > 0), nil, nil)
+		if i == 0 && r.IntN(4) == 0 {
+			e.Addresses[0] = "10.0.0.99"
+		}
+		if r.IntN(4) > 0 {
+			s.Endpoints = append(s.Endpoints, e)
+		}
+	}
+	return s
+}
+
+// TestCacheMatchesModel sets random slices. In every other world they divide the endpoints of a Service. After every Take it checks that the cache
 // equals the model, that the changes are real and lead to the model's state, that
 // unchanged values keep their memory, and that neither objects nor returned values
 // are modified.
@@ -193,12 +212,16 @@ func TestCacheMatchesModel(t *testing.T) {
 				c.Delete(name)
 				delete(objects, name)
 			} else {
-				s := randomSlice(r, name)
+				random := []func(*rand.Rand, types.NamespacedName) *discovery.EndpointSlice{randomSlice, divided}[seed%2]
+				s := random(r, name)
 				if old := objects[name]; old != nil && r.IntN(2) == 0 {
 					// A small change of an existing slice.
 					s = old.DeepCopy()
 					if n := len(s.Endpoints); n > 0 {
-						s.Endpoints[r.IntN(n)].Conditions.Ready = ptr(r.IntN(2) == 0)
+						i := r.IntN(n)
+						if s.Endpoints[i].Conditions.Ready = ptr(r.IntN(2) == 0); r.IntN(3) == 0 {
+							s.Endpoints = slices.Delete(s.Endpoints, i, i+1)
+						}
 					}
 				}
 				objects[name] = s.DeepCopy()
@@ -212,7 +235,20 @@ func TestCacheMatchesModel(t *testing.T) {
 			if r.IntN(3) > 0 {
 				continue
 			}
+			for name, s := range objects {
+				want := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
+				if owner, ok := c.Owner(name); ok && owner != want {
+					t.Fatalf("seed %d step %d: %v belongs to %v, want %v", seed, step, name, owner, want)
+				}
+			}
 			want := objects.state()
+			before := map[types.NamespacedName][]endpointslice.Port[endpointslice.Endpoint]{}
+			for service, ports := range c.All() {
+				before[service] = ports
+			}
+			for range c.All() { // an iteration may stop early
+				break
+			}
 			changes := c.Take()
 			for i, change := range changes {
 				if i > 0 && changes[i-1].Service.String() >= change.Service.String() {
@@ -238,6 +274,7 @@ func TestCacheMatchesModel(t *testing.T) {
 			}
 			now := map[string]*endpointslice.Endpoint{}
 			for service, ports := range c.All() {
+				checkLists(t, before[service], ports)
 				if lists[&ports[0]] == nil {
 					lists[&ports[0]] = slices.Clone(ports)
 					for i := range ports {
@@ -288,6 +325,25 @@ func TestCacheMatchesModel(t *testing.T) {
 		if len(stateOf(t, c)) != 0 {
 			t.Fatalf("seed %d: the cache is not empty", seed)
 		}
+	}
+}
+
+// checkLists checks that unchanged lists have the same memory.
+func checkLists(t *testing.T, before, now []endpointslice.Port[endpointslice.Endpoint]) {
+	t.Helper()
+	equal := 0
+	for _, p := range now {
+		for _, was := range before {
+			if was.Name != p.Name || was.Protocol != p.Protocol || was.Type != p.Type || !slices.EqualFunc(was.Endpoints, p.Endpoints, (*endpointslice.Endpoint).Equal) {
+				continue
+			}
+			if equal++; &was.Endpoints[0] != &p.Endpoints[0] {
+				t.Fatalf("the endpoints of %s got new memory", p.Name)
+			}
+		}
+	}
+	if len(now) == len(before) && equal == len(now) && &before[0] != &now[0] {
+		t.Fatal("unchanged ports got new memory")
 	}
 }
 

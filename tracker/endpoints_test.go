@@ -113,42 +113,6 @@ func TestFamiliesAndSelectedSlices(t *testing.T) {
 	}
 }
 
-// TestProxyNameCountsOnServicesOnly has an unlabeled Service with a labeled slice,
-// and a labeled Service with an unlabeled slice.
-func TestProxyNameCountsOnServicesOnly(t *testing.T) {
-	for _, tt := range []struct {
-		name                 string
-		onService, onSlice   bool
-		wantPorts, wantPoint int
-	}{
-		{"on the slice", false, true, 1, 1},
-		{"on the Service", true, false, 0, 0},
-		{"on both", true, true, 0, 0},
-	} {
-		tr := must.Get(tracker.New(tracker.Config{}))(t)
-		svc, sl := service("ns", "svc", "10.96.0.1"), with(slice("ns", "a", "svc"), "10.0.0.1")
-		if tt.onService {
-			svc.Labels = map[string]string{tracker.LabelServiceProxyName: "x"}
-		}
-		if tt.onSlice {
-			sl.Labels[tracker.LabelServiceProxyName] = "x"
-		}
-		tr.SetService(svc)
-		tr.SetSlice(sl)
-		tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		ports, endpoints := 0, 0
-		for _, u := range tr.Take().Updates {
-			for _, p := range u.Ports {
-				ports++
-				endpoints += len(p.Endpoints)
-			}
-		}
-		if ports != tt.wantPorts || endpoints != tt.wantPoint {
-			t.Errorf("label %s: %d ports with %d endpoints, want %d with %d", tt.name, ports, endpoints, tt.wantPorts, tt.wantPoint)
-		}
-	}
-}
-
 func TestTriggerTimesAreTaken(t *testing.T) { synctest.Test(t, triggerTimes) }
 
 func triggerTimes(t *testing.T) {

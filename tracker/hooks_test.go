@@ -220,38 +220,6 @@ func TestHookedEndpointsMatchRebuild(t *testing.T) {
 	}
 }
 
-// TestHookResultsAreReused checks that a change of one endpoint calls the hook for
-// that endpoint only.
-func TestHookResultsAreReused(t *testing.T) {
-	calls := 0
-	tr := newSynced(t, tracker.Config{OnServiceEndpoint: func(_ *tracker.ServicePort, ep *tracker.Endpoint) error {
-		calls++
-		ep.Weight = 3
-		return nil
-	}})
-	var slices []*discovery.EndpointSlice
-	for i := range 50 {
-		name := fmt.Sprint("s", i)
-		tr.SetService(service("ns", name, fmt.Sprint("10.96.0.", i+1)))
-		es := slice("ns", name, name)
-		for j := range 20 {
-			es = with(es, fmt.Sprint("10.0.", i, ".", j))
-		}
-		slices = append(slices, es)
-		tr.SetSlice(es)
-	}
-	tr.Take()
-	if calls != 1000 {
-		t.Fatalf("%d calls for 1000 endpoints", calls)
-	}
-	calls = 0
-	slices[7].Endpoints[3].NodeName = ptr("elsewhere")
-	tr.SetSlice(slices[7])
-	if c := tr.Take(); len(c.Updates) != 1 || calls != 1 {
-		t.Errorf("%d updates, %d calls for one endpoint", len(c.Updates), calls)
-	}
-}
-
 // TestHookWarningsSkipNothing checks that warnings leave nothing out and are reported
 // once per object.
 func TestHookWarningsSkipNothing(t *testing.T) {

@@ -203,6 +203,9 @@ func TestTrackerMatchesModel(t *testing.T) {
 					if !slices.IsSortedFunc(u.Ports, func(a, b tracker.PortState) int { return a.Port.Key.Compare(b.Port.Key) }) {
 						t.Fatal("not sorted by key")
 					}
+					if len(u.Ports)+len(followed[u.Name].Ports) == 0 {
+						t.Fatalf("seed %d step %d: %v, which is no Service, is in the changes", seed, step, u.Name)
+					}
 					if !touched[u.Name] {
 						t.Fatalf("seed %d step %d: %v was not changed and is in the changes", seed, step, u.Name)
 					}

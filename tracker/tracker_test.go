@@ -67,66 +67,6 @@ func TestNothingIsTakenBeforeSync(t *testing.T) {
 	}
 }
 
-func TestPortsGetTheirEndpoints(t *testing.T) {
-	tr := newSynced(t, tracker.Config{})
-	step := func(want string) {
-		t.Helper()
-		if got := show(tr.Take()); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-	// Endpoints without a Service are not reported.
-	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
-	step("")
-	obj := dualStack()
-	obj.Spec.Ports = append(obj.Spec.Ports, v1.ServicePort{Name: "a", Port: 81}, v1.ServicePort{Name: "z", Port: 82})
-	tr.SetService(obj)
-	step("svc a/IPv4=0 a/IPv6=0 http/IPv4=1 http/IPv6=0 z/IPv4=0 z/IPv6=0")
-	tr.SetSlice(six(with(slice("ns", "b", "svc"), "fd00::1", "fd00::2")))
-	tr.SetService(dualStack())
-	step("svc http/IPv4=1 http/IPv6=2")
-	// Endpoints with another protocol belong to another port.
-	udp := with(slice("ns", "a", "svc"), "10.0.0.1")
-	udp.Ports[0].Protocol = ptr(v1.ProtocolUDP)
-	tr.SetSlice(udp)
-	step("svc http/IPv4=0 http/IPv6=2")
-	tr.SetService(service("ns", "another", "10.96.0.9"))
-	tr.DeleteSlice(named("b"))
-	step("another http/IPv4=0; svc http/IPv4=0 http/IPv6=0")
-	tr.DeleteService(named("svc"))
-	step("svc")
-	tr.DeleteSlice(named("a"))
-	step("")
-	// A Service that moves to another proxy is removed, and comes back with its
-	// endpoints.
-	tr.SetSlice(with(slice("ns", "c", "another"), "10.0.0.1"))
-	step("another http/IPv4=1")
-	moved := service("ns", "another", "10.96.0.9")
-	moved.Labels = map[string]string{tracker.LabelServiceProxyName: "x"}
-	tr.SetService(moved)
-	step("another")
-	tr.SetService(service("ns", "another", "10.96.0.9"))
-	step("another http/IPv4=1")
-	tr.SetSlice(with(slice("ns", "c", "svc"), "10.0.0.1"))
-	step("another http/IPv4=0")
-}
-
-func TestUnchangedKeepsMemory(t *testing.T) {
-	tr := newSynced(t, tracker.Config{})
-	obj := dualStack()
-	tr.SetService(obj)
-	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2"))
-	tr.SetSlice(six(with(slice("ns", "b", "svc"), "fd00::1")))
-	before := tr.Take().Updates[0].Ports
-	s := six(with(slice("ns", "b", "svc"), "fd00::1", "fd00::2"))
-	tr.SetSlice(s)
-	after := tr.Take().Updates[0].Ports
-	if after[0].Port != before[0].Port || after[1].Port != before[1].Port ||
-		&after[0].Endpoints[0] != &before[0].Endpoints[0] || after[1].Endpoints[0] != before[1].Endpoints[0] {
-		t.Error("unchanged values got new pointers")
-	}
-}
-
 // TestSetNodeUpdatesAffectedServices checks which Services are returned after the
 // node changed.
 func TestSetNodeUpdatesAffectedServices(t *testing.T) {
