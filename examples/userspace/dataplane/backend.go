@@ -17,10 +17,12 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -40,8 +42,6 @@ type binding struct {
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
 	heard  audience
-	// held reports whether the binding counts in Backend.addresses.
-	held bool
 }
 
 type socket interface {
@@ -76,9 +76,8 @@ type Backend struct {
 	internal *internalTraffic
 	services map[tracker.Key]*service
 	bindings map[place]*binding
-	// addresses counts the bindings that need each held address. It has a zero only during Apply.
-	addresses map[netip.Addr]int
-	released  bool // addresses has a zero
+	// addresses records which places need each held address.
+	addresses driver.Ledger[place, netip.Addr]
 }
 
 // Listens reports whether the Backend has a listening socket at an address and port, for
@@ -113,9 +112,8 @@ func New(c Config) (*Backend, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &Backend{
 		config: c, complaints: complaint.NewLog(c.Log), ctx: ctx, cancel: cancel,
-		services:  map[tracker.Key]*service{},
-		bindings:  map[place]*binding{},
-		addresses: map[netip.Addr]int{},
+		services: map[tracker.Key]*service{},
+		bindings: map[place]*binding{},
 	}
 	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
 	return b, nil
@@ -142,6 +140,18 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
 		}
 		b.look(own, d.Node.LocalTraffic)
+		held, err := b.config.Addresses.Held()
+		if err != nil {
+			return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
+		}
+		for a := range b.addresses.All() {
+			if !slices.Contains(held, a) { // another process removed it, or an interface has it
+				b.addresses.Removed(a)
+			}
+		}
+		for _, a := range held {
+			b.addresses.Installed(a)
+		}
 	}
 	wants := b.wants(d)
 
@@ -191,7 +201,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		if named[key] {
 			failed[key] = errors.Join(failed[key], err)
 		} else { // its external IP is now a NodePort alone
-			b.complaints.Write(slog.LevelWarn, complaint.Port(key.Namespace, key.Name, key.String()), "cannot listen", "error", err)
+			backendconf.Complain(b.complaints, slog.LevelWarn, key, "cannot listen", err)
 		}
 	}
 	for i := range wants {
@@ -202,14 +212,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			delete(b.services, w.key)
 		}
 	}
-	if b.released {
-		b.release()
-	}
-	if d.Full {
-		if err := b.prune(); err != nil {
-			return err
-		}
-	}
+	b.release()
 	if len(failed) != 0 {
 		return &ruleset.PartialError{Failed: failed}
 	}
@@ -253,14 +256,18 @@ func (b *Backend) wants(d *ruleset.Delta) []want {
 			out = append(out, w)
 		}
 	}
-	seen := map[tracker.Key]bool{}
 	for i := range d.Changes {
 		add(d.Changes[i].Key, d.Changes[i].New)
-		seen[d.Changes[i].Key] = true
 	}
-	for k := range b.services {
-		if d.Full && !seen[k] {
-			add(k, nil)
+	if d.Full {
+		seen := map[tracker.Key]bool{}
+		for i := range d.Changes {
+			seen[d.Changes[i].Key] = true
+		}
+		for k := range b.services {
+			if !seen[k] {
+				add(k, nil)
+			}
 		}
 	}
 	// Services that have sockets come first, and then the oldest.
@@ -340,7 +347,7 @@ func (b *Backend) Check(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
 	}
-	for a := range b.addresses {
+	for a := range b.addresses.All() {
 		if !slices.Contains(held, a) && !slices.Contains(own, a) {
 			return fmt.Errorf("dataplane: address %s is missing: %w", a, ruleset.ErrNeedFull)
 		}
@@ -391,43 +398,30 @@ func (bi *binding) drop(s *service) {
 
 // update opens, changes or closes the socket of a place according to its rules. It returns the effective one.
 func (b *Backend) update(bi *binding) (*rule, error) {
-	exact := bi.rules[0] != nil
 	r := cmp.Or(bi.rules[0], bi.rules[1])
 	if r == nil {
 		delete(b.bindings, bi.place)
 	}
-	if bi.rule.Load().equal(r) && r.listens() == (bi.socket != nil) && exact == bi.held {
-		return r, nil
-	}
-	bi.rule.Store(r)
-	if !r.listens() {
-		if bi.socket != nil {
-			bi.socket.close()
-			bi.socket = nil
-			b.socketClosed(bi.place)
+	if !bi.rule.Load().equal(r) || r.listens() != (bi.socket != nil) {
+		bi.rule.Store(r)
+		if !r.listens() {
+			b.unlisten(bi)
+		} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
+			// Its program, such as node-local-dns, gets the connections until the address leaves the node.
+			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.now.Load().Key, "cluster IP is the node's own address, and left to the program that listens there", err)
+		} else if err != nil {
+			return r, err
 		}
-	} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
-		// Its program, such as node-local-dns, gets the connections until the address leaves the node.
-		k := r.service.now.Load().Key
-		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cluster IP is the node's own address, and left to the program that listens there", "error", err)
-	} else if err != nil {
-		return r, err
 	}
 	// The socket is open before the address is reachable.
-	switch {
-	case exact && !bi.held:
-		a := bi.at.Addr()
-		if _, held := b.addresses[a]; !held {
-			if err := b.config.Addresses.Hold(a); err != nil {
-				return r, fmt.Errorf("cannot add address %s to the node: %w", a, err)
-			}
+	a := bi.at.Addr()
+	if bi.rules[0] == nil {
+		b.addresses.Release(bi.place, a)
+	} else if b.addresses.Claim(bi.place, a) {
+		if err := b.config.Addresses.Hold(a); err != nil {
+			return r, fmt.Errorf("cannot add address %s to the node: %w", a, err)
 		}
-		b.addresses[a]++
-		bi.held = true
-	case !exact && bi.held:
-		b.addresses[bi.at.Addr()]--
-		b.released = b.released || b.addresses[bi.at.Addr()] == 0
-		bi.held = false
+		b.addresses.Installed(a)
 	}
 	return r, nil
 }
@@ -468,59 +462,40 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 	return nil
 }
 
-// socketClosed counts a listening socket as closed.
-func (b *Backend) socketClosed(p place) {
-	b.listening.Delete(p)
-	b.config.Sockets.Give()
+// unlisten closes the socket of a place, if it has one.
+func (b *Backend) unlisten(bi *binding) {
+	if bi.socket != nil {
+		bi.socket.close()
+		bi.socket = nil
+		b.listening.Delete(bi.place)
+		b.config.Sockets.Give()
+	}
 }
 
-// release removes the addresses without bindings from the node. It resets the connections through
-// them, which could not receive any more. A connection that is not in the table yet finds no rule.
+// release removes the addresses without bindings from the node, including those of an earlier process. It resets the
+// connections through them, which could not receive any more. A connection that is not in the table yet finds no rule.
 func (b *Backend) release() {
+	unused := map[netip.Addr]bool{}
+	for a := range b.addresses.Unused() {
+		unused[a] = true
+	}
+	if len(unused) == 0 {
+		return
+	}
 	b.connectionsMu.Lock()
 	for c := range b.connections.All() {
-		a := c.at.Addr()
-		if uses, held := b.addresses[a]; held && uses == 0 && !slices.Contains(b.internal.own, a) {
+		if a := c.at.Addr(); unused[a] && !slices.Contains(b.internal.own, a) {
 			c.close(true) // while the address is there
 			c.cut()
 		}
 	}
 	b.connectionsMu.Unlock()
-	for a, uses := range b.addresses {
-		if uses != 0 {
-			continue
-		}
-		delete(b.addresses, a)
+	for a := range unused {
+		b.addresses.Removed(a)
 		if err := b.config.Addresses.Release(a); err != nil {
-			b.config.Log.Warn("cannot release address", "address", a, "error", err)
+			b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "address", Name: a.String()}, "cannot release address", "error", err)
 		}
 	}
-	b.released = false
-}
-
-// prune releases the addresses that an earlier process held, and restores missing ones.
-func (b *Backend) prune() error {
-	held, err := b.config.Addresses.Held()
-	if err != nil {
-		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
-	}
-	missing := make(map[netip.Addr]bool, len(b.addresses))
-	for a := range b.addresses {
-		missing[a] = true
-	}
-	var errs []error
-	for _, a := range held {
-		if _, uses := b.addresses[a]; !uses {
-			if err := b.config.Addresses.Release(a); err != nil { // no Service needs it
-				b.complaints.Write(slog.LevelWarn, complaint.Object{Kind: "address", Name: a.String()}, "cannot release an address of an earlier process", "error", err)
-			}
-		}
-		delete(missing, a)
-	}
-	for a := range missing { // another process removed it, or an interface has it
-		errs = append(errs, b.config.Addresses.Hold(a))
-	}
-	return errors.Join(errs...)
 }
 
 // Shutdown closes the listening sockets, waits until all connections have ended or ctx is
@@ -534,10 +509,7 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	}
 	b.closed = true
 	for _, bi := range b.bindings {
-		if bi.socket != nil {
-			bi.socket.close()
-			b.socketClosed(bi.place)
-		}
+		b.unlisten(bi)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -556,8 +528,8 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	}
 	b.cancel() // resets every connection
 	<-ended
-	for a := range b.addresses {
-		b.addresses[a] = 0
+	for p := range b.bindings {
+		b.addresses.Release(p, p.at.Addr())
 	}
 	b.release()
 	clear(b.bindings)
