@@ -184,7 +184,7 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[track
 			return nil, err
 		}
 	}
-	if failed, err = b.write(ctx, d); err != nil {
+	if failed, err = b.write(ctx, d, true); err != nil {
 		return nil, err
 	}
 	if err := b.nameServices(d.Changes, d.Full); err != nil {
@@ -199,38 +199,26 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[track
 }
 
 // write writes a delta to the maps. Services that fail leave them, because the backend behind serves
-// them as they are now. They are tried again, because there may be room then.
-func (b *Backend) write(ctx context.Context, d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
-	for try := range 2 {
-		if failed, err = b.writeOnce(ctx, d); err != nil || len(failed) == 0 {
-			return nil, err
-		}
-		left, again := &ruleset.Delta{Node: d.Node, OldNode: d.Node}, &ruleset.Delta{Node: d.Node, OldNode: d.Node}
-		for _, c := range d.Changes {
-			err := failed[c.Key]
-			if err == nil {
-				continue
-			}
-			left.Changes, again.Changes = append(left.Changes, ruleset.Change{Key: c.Key}), append(again.Changes, c)
-			if try == 1 {
+// them as they are now. If again is set, they are tried again, because there may be room then.
+func (b *Backend) write(ctx context.Context, d *ruleset.Delta, again bool) (failed map[tracker.Key]error, err error) {
+	err = b.driver.Apply(ctx, d)
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) {
+		return nil, err
+	}
+	leave, rest := &ruleset.Delta{Node: d.Node, OldNode: d.Node}, &ruleset.Delta{Node: d.Node, OldNode: d.Node}
+	for _, c := range d.Changes {
+		if err := partial.Failed[c.Key]; err != nil {
+			leave.Changes, rest.Changes = append(leave.Changes, ruleset.Change{Key: c.Key}), append(rest.Changes, c)
+			if !again {
 				backendconf.Complain(b.complaints, slog.LevelError, c.Key, "socketlb: cannot write a service; the backend behind serves it", err)
 			}
 		}
-		if err := b.driver.Apply(ctx, left); err != nil {
-			return nil, err
-		}
-		d = again
 	}
-	return failed, nil
-}
-
-// writeOnce returns the Services that failed.
-func (b *Backend) writeOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
-	err := b.driver.Apply(ctx, d)
-	if partial := (*ruleset.PartialError)(nil); errors.As(err, &partial) {
-		return partial.Failed, nil
+	if err := b.driver.Apply(ctx, leave); err != nil || !again {
+		return partial.Failed, err
 	}
-	return nil, err
+	return b.write(ctx, rest, false)
 }
 
 // newDriver sets the tables and the driver that writes them. Frontends come last, so that their pools exist.

@@ -1,6 +1,7 @@
 package socketlb
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,21 +37,11 @@ type Config struct {
 	// which pods redirect their own connections by the Service's address, as the sidecars
 	// of a service mesh do.
 	NodeOnly bool
-	// Endpoints is the number of slots of all pools of all Services; 0 means 262,144. A
-	// pool has a slot for each endpoint, and more for endpoints with weights. A Service
-	// that does not fit is left to the backend behind.
-	Endpoints int
-	// Connections is the number of concurrent connections that fit into the maps, and of flows of unconnected UDP
-	// sockets, each to one address of a Service; 0 means 65,536. Up to 4,096 more connections may be translated. A
-	// network namespace may have a sixteenth of the flows, and a socket 8. Further connections and datagrams are left
-	// to the backend behind. The kernel allocates about 200 bytes for each connection in advance.
-	Connections int
-	// Clients is the number of clients of Services with affinity that are stored; 0 means
-	// 65,536. A new client replaces the least recently used one. The kernel allocates about
-	// 100 bytes for each client in advance.
-	Clients int
 	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
+
+	// endpoints, connections and clients are sizes of maps. 0 means the constants below; tests set smaller ones.
+	endpoints, connections, clients int
 }
 
 // Counters counts connections since the maps were created.
@@ -61,12 +52,19 @@ type Counters struct {
 }
 
 const (
-	maxFrontends     = 1 << 16
-	maxAddresses     = 1 << 14
-	defaultEndpoints = 1 << 18
-	defaultClients   = 1 << 16
-	// As many as there are ports at an address.
-	defaultConnections = 1 << 16
+	maxFrontends = 1 << 16
+	maxAddresses = 1 << 14
+	// maxEndpoints is the number of slots of all pools of all Services. A pool has a slot for each endpoint, and more for
+	// endpoints with weights. A Service that does not fit is left to the backend behind.
+	maxEndpoints = 1 << 18
+	// maxConnections is the number of concurrent connections that fit into the maps, and of flows of unconnected UDP
+	// sockets, each to one address of a Service. Up to 4,096 more connections may be translated. A network namespace may have
+	// a sixteenth of the flows, and a socket 8. Further connections and datagrams are left to the backend behind. There are
+	// as many ports at an address. The kernel allocates about 200 bytes for each connection in advance.
+	maxConnections = 1 << 16
+	// maxClients is the number of clients of Services with affinity that are stored. A new client replaces the least recently
+	// used one. The kernel allocates about 100 bytes for each client in advance.
+	maxClients = 1 << 16
 )
 
 // withDefaults returns c with defaults for the fields that are not set, or an error
@@ -81,18 +79,7 @@ func (c Config) withDefaults() (Config, error) {
 	if !filepath.IsAbs(c.Dir) {
 		err = errors.Join(err, fmt.Errorf("%w: folder %q is not an absolute path", ruleset.ErrConfig, c.Dir))
 	}
-	for _, n := range []struct {
-		name     string
-		value    *int
-		standard int
-	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultClients}, {"connections", &c.Connections, defaultConnections}} {
-		switch {
-		case *n.value < 0 || *n.value > 1<<24:
-			err = errors.Join(err, fmt.Errorf("%w: %d %s is not 1 to %d", ruleset.ErrConfig, *n.value, n.name, 1<<24))
-		case *n.value == 0:
-			*n.value = n.standard
-		}
-	}
+	c.endpoints, c.connections, c.clients = cmp.Or(c.endpoints, maxEndpoints), cmp.Or(c.connections, maxConnections), cmp.Or(c.clients, maxClients)
 	if err != nil {
 		return c, fmt.Errorf("socketlb: %w", err)
 	}

@@ -77,7 +77,7 @@ func wantAnswer(t *testing.T, what string, c net.PacketConn, want string) {
 func TestNoNamespaceTakesAnothersAnswers(t *testing.T) {
 	t.Parallel()
 	const connections, many = 64, 500
-	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = connections })
+	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.connections = connections })
 	l.udp(2, "dns", "log")
 	for round := range 2 {
 		asked := l.socket(l.nodeNS, "0.0.0.0:0")
@@ -231,7 +231,7 @@ func TestDirectDatagramsKeepTheirAddress(t *testing.T) {
 	for _, room := range []int{0, 1} { // with 1, peers are in the map peers
 		l := newLab(t, func(c *Config, _ *ruleset.Config) {
 			if room != 0 {
-				c.Connections = room
+				c.connections = room
 			}
 		})
 		l.udp(1, "dns", "log")

@@ -304,7 +304,7 @@ func newNode(tb testing.TB) *node {
 
 // config has room for what a test needs: the kernel allocates the maps in advance.
 func (n *node) config() Config {
-	return Config{Cgroup: n.Path(), Dir: n.dir, Connections: 1 << 12, Clients: 1 << 10}
+	return Config{Cgroup: n.Path(), Dir: n.dir, connections: 1 << 12, clients: 1 << 10}
 }
 
 // testCgroup is this process's cgroup, which contains the cgroups of all nodes.

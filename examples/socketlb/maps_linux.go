@@ -184,15 +184,15 @@ type mapFile struct {
 func (m *bpfMaps) files(c *Config) []mapFile {
 	return []mapFile{
 		{"frontends", &m.frontends, maxFrontends},
-		{"endpoints", &m.endpoints, uint32(c.Endpoints)},
-		{"members", &m.members, uint32(c.Endpoints)},
+		{"endpoints", &m.endpoints, uint32(c.endpoints)},
+		{"members", &m.members, uint32(c.endpoints)},
 		{"addresses", &m.addresses, maxAddresses},
-		{"clients", &m.clients, uint32(c.Clients)},
+		{"clients", &m.clients, uint32(c.clients)},
 		{"recent", &m.recent, c.recentSize()},
-		{"peers", &m.peers, uint32(c.Connections)},
-		{"flows", &m.flows, uint32(c.Connections)},
+		{"peers", &m.peers, uint32(c.connections)},
+		{"flows", &m.flows, uint32(c.connections)},
 		// Its size depends on that of flows: if flows must be replaced, so must the numbers.
-		{"namespaces", &m.namespaces, uint32(maxNamespaces + c.Connections)},
+		{"namespaces", &m.namespaces, uint32(maxNamespaces + c.connections)},
 		{connectionsFile, &m.connections, maxFrontends},
 		{"counters", &m.counters, counterCount},
 	}
@@ -207,7 +207,7 @@ const maxRecent = 4096
 // recentSize returns the number of entries of the map recent: a power of two, and no more than
 // the connections for which the map peers has room.
 func (c *Config) recentSize() uint32 {
-	return 1 << (bits.Len(uint(min(c.Connections, maxRecent))) - 1)
+	return 1 << (bits.Len(uint(min(c.connections, maxRecent))) - 1)
 }
 
 // open opens the maps that an earlier process left. It creates maps that are missing or have

@@ -219,7 +219,7 @@ func TestReconnectedSocketReturnsItsNewPeer(t *testing.T) {
 	t.Parallel()
 	for name, room := range map[string]int{"recent": 0, "peers": 1} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = room })
+			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.connections = room })
 			l.set("web", 1, 1)
 			l.set("other", 2, 2)
 			l.sync()
@@ -398,7 +398,7 @@ func TestNewProcessTakesOver(t *testing.T) {
 	must.Do(t, other.Pin(path))
 	// A map of another size is replaced, and the Service is served.
 	c := l.config()
-	c.Endpoints = 1000
+	c.endpoints = 1000
 	l.start(c)
 	l.sync()
 	if l.server(l.pod, "", "10.96.0.1:80") == left {
@@ -473,7 +473,7 @@ func TestAlterationsAreFoundAndRepaired(t *testing.T) {
 // TestServiceThatDoesNotFitIsLeftAlone fills a map.
 func TestServiceThatDoesNotFitIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Endpoints = 5 })
+	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.endpoints = 5 })
 	l.set("a", 1, 2) // four slots: two endpoints in each family
 	l.sync()
 	l.set("b", 2, 3)
@@ -510,7 +510,7 @@ func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int{1, 3, 4} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
-			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = limit })
+			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.connections = limit })
 			l.set("a", 1, 1)
 			l.sync()
 			recent := int(l.backend.config.recentSize())
@@ -800,7 +800,6 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 		{Config{Dir: filepath.Join(t.TempDir(), "x")}, "not in a BPF file system", dataplane.ErrUnsupported},
 		{Config{Dir: dir, Cgroup: t.TempDir()}, "not a cgroup2 folder", dataplane.ErrUnsupported},
 		{Config{Dir: "relative"}, "not an absolute path", ruleset.ErrConfig},
-		{Config{Dir: dir, Clients: -1}, "-1 clients", ruleset.ErrConfig},
 	} {
 		if err := Probe(t.Context(), c.config); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("Probe(%+v) returns %v", c.config, err)

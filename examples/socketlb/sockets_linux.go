@@ -3,6 +3,7 @@ package socketlb
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"math"
@@ -163,33 +164,28 @@ func (h *host) eachNamespace(f func() error) (refused, failed error) {
 	failed = errors.Join(failed, err)
 	seen := map[uint64]bool{h.inode: true}
 	for _, path := range links {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		if err == nil && seen[st.Ino] {
+			continue
+		}
+		seen[st.Ino] = true
 		entered := false
-		err := inNamespace(path, seen, func() error { entered = true; return f() })
+		var file *os.File
+		if err == nil {
+			file, err = os.Open(path)
+		}
+		if err == nil {
+			err = netns.In(file, func() error { entered = true; return f() })
+			file.Close()
+		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // the process has ended
 		case !entered && errors.Is(err, fs.ErrPermission):
-			refused = cmp.Or(refused, err)
+			refused = cmp.Or(refused, fmt.Errorf("%s: %w", path, err))
 		default:
 			failed = errors.Join(failed, err)
 		}
 	}
 	return refused, failed
-}
-
-// inNamespace calls f in the network namespace of a file, unless its inode is in seen.
-func inNamespace(path string, seen map[uint64]bool, f func() error) error {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if seen[st.Ino] {
-		return nil
-	}
-	seen[st.Ino] = true
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	return netns.In(file, f)
 }
