@@ -207,7 +207,7 @@ func (h *host) start(image *os.File) (_ *machine, err error) {
 // The guest's check of its timer fails on a busy host. A kernel that hangs writes the stacks of
 // its processors and ends, within two minutes. With a watchdog_thresh of 30 one hung for longer:
 // each warning about a stalled RCU seems to put the watchdog off.
-const parameters = "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=20 softlockup_panic=1 softlockup_all_cpu_backtrace=1 mitigations=off"
+const parameters = "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=20 softlockup_panic=1 softlockup_all_cpu_backtrace=1 mitigations=off cryptomgr.notests"
 
 // memory returns an empty file in memory.
 func memory(name string) (*os.File, error) {
