@@ -349,7 +349,7 @@ func TestInvalidConfigsAreRejected(t *testing.T) {
 	} {
 		_, made := New(t.Context(), c)
 		_, owned := Owned(t.Context(), c)
-		_, found := Lookup(t.Context(), c, dataplane.Query{})
+		_, found := LookupAll(t.Context(), c, []dataplane.Query{{}})
 		for _, err := range []error{made, Probe(t.Context(), c), Cleanup(t.Context(), c), owned, found} {
 			if !errors.Is(err, ruleset.ErrConfig) {
 				t.Errorf("%+v: %v, want ErrConfig", c, err)

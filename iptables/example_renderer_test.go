@@ -55,7 +55,7 @@ func ExampleRenderer() {
 
 	tables := fake.New()
 	for _, in := range tx.Inputs(0) {
-		if err := tables.Load(in.Text); err != nil {
+		if err := tables.Restore(in.Text); err != nil {
 			panic(err)
 		}
 	}

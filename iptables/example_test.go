@@ -63,18 +63,18 @@ func ExampleProbe() {
 	}
 }
 
-// Lookup finds the endpoints of a connection in the rules of any process, kube-proxy's
+// LookupAll finds the endpoints of connections in the rules of any process, kube-proxy's
 // included.
-func ExampleLookup() {
-	found, err := iptables.Lookup(context.Background(), iptables.Config{}, dataplane.Query{Packet: ruleset.Packet{
+func ExampleLookupAll() {
+	found, err := iptables.LookupAll(context.Background(), iptables.Config{}, []dataplane.Query{{Packet: ruleset.Packet{
 		From:     netip.MustParseAddr("10.244.1.7"),
 		To:       netip.MustParseAddrPort("10.96.0.10:53"),
 		Protocol: v1.ProtocolUDP,
-	}})
+	}}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(found.Service, found.Endpoints, found.Where)
+	fmt.Println(found[0].Service, found[0].Endpoints, found[0].Where)
 }
 
 // An agent that changes to another backend removes the rules of this one.

@@ -14,22 +14,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup returns the endpoints to which the rules of table nat send the packet of q, by every way that a random
-// choice or client affinity may take. [dataplane.Found.Where] names the chains on the way to the first endpoint.
-// Refused and dropped connections have no entry. The rules may be a [Backend]'s or kube-proxy's. Lookup evaluates
-// them for the packet itself and ignores q.Internal and q.NodePort.
+// LookupAll returns the endpoints to which the rules of table nat send the packet of each query, by every way that a
+// random choice or client affinity may take. [dataplane.Found.Where] names the chains on the way to the first endpoint.
+// Refused and dropped connections have no entry. The rules may be a [Backend]'s or kube-proxy's. LookupAll evaluates
+// them for the packet itself and ignores Internal and NodePort. It runs iptables-save once for each family.
 //
-// The error wraps [dataplane.ErrNoRules] if the table has no rules in a chain KUBE-SERVICES.
-func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
-	found, err := LookupAll(ctx, c, []dataplane.Query{q})
-	if err != nil {
-		return dataplane.Found{}, err
-	}
-	return found[0], nil
-}
-
-// LookupAll is [Lookup] for many packets, with one run of iptables-save for each of their families. The results have
-// the order of the queries. The error is that of the first family that has one.
+// The error is that of the first family that has one. It wraps [dataplane.ErrNoRules] if the table has no rules in a
+// chain KUBE-SERVICES.
 func LookupAll(ctx context.Context, c Config, queries []dataplane.Query) (found []dataplane.Found, err error) {
 	err = c.with(func(c Config, k kernel) error {
 		found, err = lookup(ctx, c, k, queries)

@@ -37,10 +37,15 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 					if err != nil {
 						return err
 					}
-					if err := commit(tx, tables[f], d.Full, env); err != nil {
+					to := tables[f]
+					if d.Full {
+						to = fake.New()
+					}
+					if err := commit(tx, to, env); err != nil {
 						tx.Revert()
 						return errors.Join(ruleset.ErrNeedFull, err)
 					}
+					tables[f] = to
 				}
 				return nil
 			})
@@ -56,17 +61,13 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	}
 }
 
-// commit applies a transaction. That of a full delta is for empty tables.
-func commit(tx *Transaction, to *fake.Tables, full bool, env conformance.SimEnv) error {
-	restore := to.Restore
-	if full {
-		restore = to.Load
-	}
+// commit applies a transaction.
+func commit(tx *Transaction, to *fake.Tables, env conformance.SimEnv) error {
 	for _, in := range tx.Inputs(0) {
 		if err := env.Fail(); err != nil {
 			return err
 		}
-		if err := restore(in.Text); err != nil {
+		if err := to.Restore(in.Text); err != nil {
 			return err
 		}
 		env.Look()

@@ -32,10 +32,6 @@ func (t *Tables) Restore(input string) error {
 	return t.kernel.Restore(context.Background(), []byte(input))
 }
 
-// Load applies an input as iptables-restore does without --noflush: it empties the tables of the input first.
-// Its errors are those of Restore.
-func (t *Tables) Load(input string) error { return t.kernel.Load(input) }
-
 // Save returns all tables as iptables-save prints them, with the rules as they were written.
 func (t *Tables) Save() string {
 	var out strings.Builder
