@@ -34,7 +34,12 @@ type connection struct {
 	steps   []step // the rules that matched, and the policy that dropped the packet, if any
 	end     end
 	reply   reply
-	outcome outcome // if the caller set it
+
+	// What describe sets: lines for the user, the action, 0 if the packet was lost or queued, and the chain of another
+	// program that stopped the packet, or "".
+	lines   []string
+	action  ruleset.Action
+	foreign string
 
 	id   uint32    // the kernel's number of the packet
 	seen time.Time // when the last message arrived

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -48,7 +49,7 @@ func writeOthers(ctx context.Context, out io.Writer, m modes.Mode, log *slog.Log
 	return err
 }
 
-// question is a packet that explain looks up in the kernel, and its verdict.
+// question is a packet that is looked up in the kernel, and its verdict.
 type question struct {
 	packet  ruleset.Packet
 	verdict ruleset.Verdict
@@ -61,7 +62,7 @@ type question struct {
 // with the verdict. It returns errDiffers if it does not.
 func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode) error {
 	found, err := m.LookupOne(ctx, q.query())
-	return q.compareFound(out, m, found, err)
+	return q.compare(out, m, found, err)
 }
 
 // query returns what to ask the kernel.
@@ -70,25 +71,50 @@ func (q question) query() dataplane.Query {
 	return dataplane.Query{Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.KindNodePort}
 }
 
-// compareFound is compareKernel with what the mode's Lookup returned.
-func (q question) compareFound(out io.Writer, m modes.Mode, found dataplane.Found, err error) error {
+// compare is compareKernel with what the mode's Lookup returned.
+func (q question) compare(out io.Writer, m modes.Mode, found dataplane.Found, err error) error {
 	var drift *dataplane.DriftError
+	differs := false
 	switch {
 	case errors.Is(err, dataplane.ErrNoRules):
 		printLine(out, "kernel: mode %s has no rules in this network namespace", m.Name)
 		return errNoRules
 	case errors.As(err, &drift):
 		printLine(out, "kernel: %s", drift.What)
-		printLine(out, "kernel: DIFFERS from what the objects require")
-		return errDiffers
+		differs = true
 	case err != nil:
 		return err
+	default:
+		where := found.Where
+		if found.Service != "" {
+			where += ", for " + found.Service
+		}
+		printLine(out, "kernel: %s", where)
+		for _, ep := range found.Endpoints {
+			printLine(out, "kernel: endpoint %v", ep)
+		}
+		want, s := q.entry(), q.verdict.Port
+		if m.Name == config.ModeIPTables {
+			want = q.verdict.Endpoints // its rules match the packet's source
+		}
+		differs = !slices.Equal(found.Endpoints, addresses(want)) ||
+			found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
 	}
-	expected := q.entry()
-	if m.Name == config.ModeIPTables {
-		expected = q.verdict.Endpoints // its rules match the packet's source
+	if differs {
+		printLine(out, "kernel: DIFFERS from what the objects require")
+		return errDiffers
 	}
-	return q.compare(out, found, expected)
+	printLine(out, "kernel: agrees")
+	return nil
+}
+
+// addresses returns the addresses of endpoints, sorted, each once.
+func addresses(endpoints []*tracker.Endpoint) (out []netip.AddrPort) {
+	for _, ep := range endpoints {
+		out = append(out, ep.Addr)
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 // entry returns the endpoints that the packet's entry must lead to, even if packets from
@@ -99,27 +125,6 @@ func (q question) entry() []*tracker.Endpoint {
 		return q.verdict.Endpoints
 	}
 	return q.verdict.Port.Pool(f.TargetFor(q.internal))
-}
-
-// compare prints what was found in the kernel, and whether it agrees with expected.
-func (q question) compare(out io.Writer, found dataplane.Found, expected []*tracker.Endpoint) error {
-	where := found.Where
-	if found.Service != "" {
-		where += ", for " + found.Service
-	}
-	printLine(out, "kernel: %s", where)
-	for _, ep := range found.Endpoints {
-		printLine(out, "kernel: endpoint %v", ep)
-	}
-	want := q.addresses(expected)
-	s := q.verdict.Port
-	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
-	if !slices.Equal(found.Endpoints, want) || other {
-		printLine(out, "kernel: DIFFERS from what the objects require")
-		return errDiffers
-	}
-	printLine(out, "kernel: agrees")
-	return nil
 }
 
 // internal reports whether a packet comes from the node or its pods and the frontend treats

@@ -13,6 +13,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
@@ -42,11 +43,8 @@ func aboutService(w *objects.World, n types.NamespacedName) []finding {
 	return findings("Service "+n.String(), w.LeftOutOfService(n))
 }
 
-func aboutSlices(w *objects.World, list ...*discovery.EndpointSlice) (out []finding) {
-	for _, s := range list {
-		out = append(out, findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOutOfSlice(s))...)
-	}
-	return out
+func aboutSlice(w *objects.World, s *discovery.EndpointSlice) []finding {
+	return findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOutOfSlice(s))
 }
 
 func findings(object string, left []tracker.LeftOut) (out []finding) {
@@ -88,7 +86,7 @@ func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Port) (text string, ca
 			continue
 		}
 		hasPort := slices.ContainsFunc(slice.Ports, func(p discovery.EndpointPort) bool { return p.Name != nil && *p.Name == o.Key.Port })
-		causes = append(causes, those(aboutSlices(w, slice), func(f finding) bool {
+		causes = append(causes, those(aboutSlice(w, slice), func(f finding) bool {
 			switch f.Reason {
 			case tracker.ReasonPortName:
 				return true
@@ -106,60 +104,37 @@ func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Port) (text string, ca
 
 // notUsed returns, for each reason, how many endpoints of a Service port get no connections.
 func notUsed(o *ruleset.Port, node tracker.NodeInfo) (out []string) {
-	var order []tracker.Reason
-	number, terminating := map[tracker.Reason]int{}, 0
+	number, running := map[tracker.Reason]int{}, false
 	for _, e := range o.Endpoints {
 		r := o.Selection.Excludes(o.Spec, e, node)
-		if r == "" {
-			continue
-		}
-		if number[r]++; number[r] == 1 {
-			order = append(order, r)
-		}
-		if r == tracker.ReasonNotReady && e.Terminating {
-			terminating++
-		}
+		number[r]++
+		running = running || r == tracker.ReasonNotReady && !e.Terminating
 	}
-	for _, r := range order {
-		n, why := number[r], ""
-		switch r {
-		case tracker.ReasonNotReady:
-			why = "not ready: a readiness probe fails, or a container does not run"
-			if terminating == n {
-				why = "terminating"
-			}
-		case tracker.ReasonTerminating:
-			why = "terminating, and others are ready"
-		case tracker.ReasonOtherNode:
-			why = "on another node, and the traffic policies are Local"
-		case tracker.ReasonHints:
-			why = "for other nodes or zones, by its hints"
-		case tracker.ReasonWeight:
-			why = "of weight 0"
-		}
+	delete(number, "")
+	why := map[tracker.Reason]string{
+		tracker.ReasonNotReady:    "terminating",
+		tracker.ReasonTerminating: "terminating, and others are ready",
+		tracker.ReasonOtherNode:   "on another node, and the traffic policies are Local",
+		tracker.ReasonHints:       "for other nodes or zones, by its hints",
+		tracker.ReasonWeight:      "of weight 0",
+	}
+	if running {
+		why[tracker.ReasonNotReady] = "not ready: a readiness probe fails, or a container does not run"
+	}
+	for _, r := range slices.Sorted(maps.Keys(number)) {
 		verb := "are"
-		if n == 1 {
+		if number[r] == 1 {
 			verb = "is"
 		}
-		out = append(out, fmt.Sprintf("%d of its %s %s %s (%s)", n, count(len(o.Endpoints), "endpoint"), verb, why, r))
+		out = append(out, fmt.Sprintf("%d of its %s %s %s (%s)", number[r], count(len(o.Endpoints), "endpoint"), verb, why[r], r))
 	}
 	return out
 }
 
 // absent returns why a Service port has no endpoints although nothing is left out.
 func absent(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) string {
-	selector := ""
-	if len(s.Spec.Selector) != 0 {
-		selector = labels.Set(s.Spec.Selector).String()
-	}
-	if len(list) == 0 {
-		if selector == "" {
-			return "it has no selector, and no EndpointSlice that another program would have to write"
-		}
-		return "it has no EndpointSlice: the controller has not made one yet, or it was deleted"
-	}
-	var endpoints, others int
-	have := map[string]bool{}
+	selects := len(s.Spec.Selector) != 0
+	endpoints, others, have := 0, 0, map[string]bool{}
 	for _, slice := range list {
 		if string(slice.AddressType) != key.Family.String() {
 			others += len(slice.Endpoints)
@@ -167,37 +142,32 @@ func absent(s *v1.Service, list []*discovery.EndpointSlice, key tracker.Key) str
 		}
 		endpoints += len(slice.Endpoints)
 		for _, p := range slice.Ports {
-			protocol := v1.ProtocolTCP
-			if p.Protocol != nil {
-				protocol = *p.Protocol
-			}
 			if len(slice.Endpoints) != 0 && p.Name != nil {
-				have[fmt.Sprintf("%q/%s", *p.Name, protocol)] = true
+				have[fmt.Sprintf("%q/%s", *p.Name, ptr.Deref(p.Protocol, v1.ProtocolTCP))] = true
 			}
 		}
 	}
 	switch {
+	case len(list) == 0 && !selects:
+		return "it has no selector, and no EndpointSlice that another program would have to write"
+	case len(list) == 0:
+		return "it has no EndpointSlice: the controller has not made one yet, or it was deleted"
 	case endpoints == 0 && others != 0:
 		return fmt.Sprintf("its %s are of the other address family: the pods have no %v address", count(others, "endpoint"), key.Family)
-	case endpoints == 0 && selector != "":
-		return fmt.Sprintf("its selector %s matches no pod with an address", selector)
+	case endpoints == 0 && selects:
+		return fmt.Sprintf("its selector %s matches no pod with an address", labels.Set(s.Spec.Selector))
 	case endpoints == 0:
 		return "its EndpointSlices have no endpoints"
 	}
-	return noPort(s, key, endpoints, slices.Sorted(maps.Keys(have)))
-}
-
-// noPort returns why endpoints lack a Service port.
-func noPort(s *v1.Service, key tracker.Key, endpoints int, have []string) string {
 	for _, p := range s.Spec.Ports {
-		if p.Name == key.Port && p.TargetPort.StrVal != "" && len(s.Spec.Selector) != 0 {
+		if p.Name == key.Port && p.TargetPort.StrVal != "" && selects {
 			return fmt.Sprintf("no container port of its %s is named %q, the port's targetPort", count(endpoints, "endpoint"), p.TargetPort.StrVal)
 		}
 	}
 	if len(have) == 0 {
 		return fmt.Sprintf("the EndpointSlices of its %s have no ports", count(endpoints, "endpoint"))
 	}
-	return fmt.Sprintf("its EndpointSlices have the ports %s, and not %q/%s", strings.Join(have, ", "), key.Port, key.Protocol)
+	return fmt.Sprintf("its EndpointSlices have the ports %s, and not %q/%s", strings.Join(slices.Sorted(maps.Keys(have)), ", "), key.Port, key.Protocol)
 }
 
 func count(n int, what string) string {
@@ -213,30 +183,29 @@ var errCannotWork = errors.New("some Services cannot work")
 // taken describes the frontends that a Service asks for and another Service owns, each with the
 // reason.
 func taken(snapshot *ruleset.Snapshot, s *ruleset.Port) (out []string) {
-	check := func(kind ruleset.Kind, a netip.Addr, port uint16) {
-		owner, _ := snapshot.Lookup(netip.AddrPortFrom(a, port), s.Key.Protocol)
-		if owner == nil || owner.Key == s.Key {
-			return
+	check := func(kind ruleset.Kind, port uint16, addresses ...netip.Addr) {
+		for _, a := range addresses {
+			at := netip.AddrPortFrom(a, port)
+			owner, _ := snapshot.Lookup(at, s.Key.Protocol)
+			if owner == nil || owner.Key == s.Key {
+				continue
+			}
+			where := at.String()
+			if kind == ruleset.KindNodePort {
+				where = fmt.Sprint(port)
+			}
+			out = append(out, fmt.Sprintf("%v %s belongs to %v (%s)", kind, where, owner.Key, tracker.ReasonFrontendConflict))
 		}
-		at := netip.AddrPortFrom(a, port).String()
-		if kind == ruleset.KindNodePort {
-			at = fmt.Sprint(port)
-		}
-		out = append(out, fmt.Sprintf("%v %s belongs to %v (%s)", kind, at, owner.Key, tracker.ReasonFrontendConflict))
 	}
-	p := s.Spec
-	check(ruleset.KindClusterIP, p.ClusterIP, p.Port)
-	for _, a := range p.ExternalIPs {
-		check(ruleset.KindExternalIP, a, p.Port)
+	p, every := s.Spec, netip.IPv4Unspecified()
+	if s.Key.Family == tracker.IPv6 {
+		every = netip.IPv6Unspecified()
 	}
-	for _, a := range p.LoadBalancerIPs {
-		check(ruleset.KindLoadBalancerIP, a, p.Port)
-	}
-	if every := netip.IPv4Unspecified(); p.NodePort != 0 {
-		if s.Key.Family == tracker.IPv6 {
-			every = netip.IPv6Unspecified()
-		}
-		check(ruleset.KindNodePort, every, p.NodePort)
+	check(ruleset.KindClusterIP, p.Port, p.ClusterIP)
+	check(ruleset.KindExternalIP, p.Port, p.ExternalIPs...)
+	check(ruleset.KindLoadBalancerIP, p.Port, p.LoadBalancerIPs...)
+	if p.NodePort != 0 {
+		check(ruleset.KindNodePort, p.NodePort, every)
 	}
 	return out
 }
@@ -281,11 +250,12 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 	asked := map[manifests.Ref]bool{}
 	for _, n := range names {
 		asked[manifests.Ref{Kind: manifests.Service, NamespacedName: n}] = true
-		list := w.KeptSlices(n)
-		for _, s := range list {
+		about := aboutService(w, n)
+		for _, s := range w.KeptSlices(n) {
 			asked[manifests.Ref{Kind: manifests.EndpointSlice, NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}}] = true
+			about = append(about, aboutSlice(w, s)...)
 		}
-		for _, f := range append(aboutService(w, n), aboutSlices(w, list...)...) {
+		for _, f := range about {
 			if slices.ContainsFunc(why, func(o finding) bool { return o.String() == f.String() }) {
 				continue
 			}
@@ -393,7 +363,7 @@ func explainAll(out io.Writer, w *objects.World) error {
 		others(about)
 	}
 	for _, s := range w.KeptSlices(types.NamespacedName{}) {
-		others(aboutSlices(w, s))
+		others(aboutSlice(w, s))
 	}
 	for _, p := range w.Problems() {
 		printLine(out, "manifests: %v", p)
@@ -402,14 +372,14 @@ func explainAll(out io.Writer, w *objects.World) error {
 	if broken != 0 {
 		result = fmt.Sprintf("%d cannot work", broken)
 	}
-	if lost != 0 {
-		result += fmt.Sprintf(", %s lost to other Services", count(lost, "frontend"))
-	}
-	if incomplete != 0 {
-		result += fmt.Sprintf(", %s incomplete by a bound", count(incomplete, "port"))
-	}
-	if left != 0 {
-		result += fmt.Sprintf(", %s left out or warned about", count(left, "part"))
+	for _, also := range []struct {
+		n    int
+		what string
+		how  string
+	}{{lost, "frontend", "lost to other Services"}, {incomplete, "port", "incomplete by a bound"}, {left, "part", "left out or warned about"}} {
+		if also.n != 0 {
+			result += fmt.Sprintf(", %s %s", count(also.n, also.what), also.how)
+		}
 	}
 	printLine(out, "%s, %s: %s", count(services, "Service"), count(ports, "port"), result)
 	if broken+lost+incomplete+left == 0 {

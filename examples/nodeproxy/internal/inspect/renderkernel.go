@@ -44,92 +44,60 @@ func diffKernel(ctx context.Context, out io.Writer, cfg *config.Config, log *slo
 		return err
 	}
 	snapshot := w.Engine.Snapshot()
-	// A Node may have an address that the node lacks.
+	// First the addresses of the Node that the node has: the Node may have others.
 	own := slices.Concat(w.Tracker.Node().Addresses, local)
 	slices.SortStableFunc(own, func(a, b netip.Addr) int {
 		return cmp.Compare(min(0, slices.Index(local, b)), min(0, slices.Index(local, a)))
 	})
-	d := &kernelDiff{out: out, mode: m, snapshot: snapshot, own: own}
 	known := map[rowName]bool{}
+	var asked []question
+	var keys []tracker.Key
+	var queries []dataplane.Query
 	for _, s := range slices.SortedFunc(slices.Values(snapshot.Ports), func(a, b *ruleset.Port) int { return cmp.Compare(a.Key.String(), b.Key.String()) }) {
 		known[stored(nameOf(s.Key))] = true
 		for i := range s.Frontends {
-			d.ask(s, &s.Frontends[i])
+			f := &s.Frontends[i]
+			p := ruleset.Packet{From: clientFor(s.Key.Family, f), InInterface: outside, To: netip.AddrPortFrom(f.Addr, f.Port), Protocol: s.Key.Protocol, NodeAddresses: own}
+			if f.Kind == ruleset.KindNodePort {
+				at := slices.IndexFunc(own, func(a netip.Addr) bool {
+					return tracker.FamilyOf(a) == s.Key.Family && !a.IsLoopback() && !a.IsLinkLocalUnicast()
+				})
+				if at < 0 {
+					continue // the node has no address in the family
+				}
+				p.To = netip.AddrPortFrom(own[at], f.Port)
+			}
+			q := question{packet: p, verdict: snapshot.Trace(p)}
+			asked, keys, queries = append(asked, q), append(keys, s.Key), append(queries, q.query())
 		}
 	}
-	if err := d.compare(ctx); err != nil {
-		return err
-	}
-	if err := d.extra(ctx, known); err != nil || !d.differs {
-		return err
-	}
-	return cli.StatusError(1)
-}
-
-// kernelDiff compares a ruleset with the kernel's rules.
-type kernelDiff struct {
-	out      io.Writer
-	mode     modes.Mode
-	snapshot *ruleset.Snapshot
-	own      []netip.Addr // the node's addresses
-	asked    []asked
-	differs  bool // a difference was written
-}
-
-// asked is a question about an address and port of a Service port.
-type asked struct {
-	key tracker.Key
-	question
-}
-
-// ask adds the question about a frontend of a Service port, for a client elsewhere.
-func (d *kernelDiff) ask(s *ruleset.Port, f *ruleset.Frontend) {
-	to := f.Addr
-	if f.Kind == ruleset.KindNodePort {
-		i := slices.IndexFunc(d.own, func(a netip.Addr) bool {
-			return tracker.FamilyOf(a) == s.Key.Family && !a.IsLoopback() && !a.IsLinkLocalUnicast()
-		})
-		if i < 0 {
-			return // the node has no address in the family
-		}
-		to = d.own[i]
-	}
-	p := ruleset.Packet{
-		From: clientFor(s.Key.Family, f), InInterface: outside, To: netip.AddrPortFrom(to, f.Port), Protocol: s.Key.Protocol, NodeAddresses: d.own,
-	}
-	d.asked = append(d.asked, asked{s.Key, question{packet: p, verdict: d.snapshot.Trace(p)}})
-}
-
-// compare asks the kernel and writes what differs.
-func (d *kernelDiff) compare(ctx context.Context) error {
-	var queries []dataplane.Query
-	for _, q := range d.asked {
-		queries = append(queries, q.query())
-	}
-	found, errs := d.mode.Lookup(ctx, queries)
-	for i, q := range d.asked {
+	differs := false
+	found, errs := m.Lookup(ctx, queries)
+	for i, q := range asked {
 		var text strings.Builder
-		err := q.compareFound(&text, d.mode, found[i], errs[i])
+		err := q.compare(&text, m, found[i], errs[i])
 		if errors.Is(err, errDiffers) {
-			d.differs = true
-			printLine(d.out, "~%v %v: %v, endpoints %v", q.key, q.packet.To, q.verdict.Action, q.addresses(q.verdict.Endpoints))
-			_, err = io.WriteString(d.out, text.String())
+			differs = true
+			printLine(out, "~%v %v: %v, endpoints %v", keys[i], q.packet.To, q.verdict.Action, addresses(q.verdict.Endpoints))
+			_, err = io.WriteString(out, text.String())
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// addresses returns where a packet goes that goes to one of the endpoints.
-func (q question) addresses(endpoints []*tracker.Endpoint) []netip.AddrPort {
-	var out []netip.AddrPort
-	for _, ep := range endpoints {
-		out = append(out, ep.Addr)
+	extra, err := kernelAlone(ctx, m.Name, known)
+	if err != nil {
+		return err
 	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
-	return slices.Compact(out)
+	for _, name := range extra {
+		if err := printLine(out, "-%s: the kernel alone has it", name); err != nil {
+			return err
+		}
+	}
+	if differs || len(extra) != 0 {
+		return cli.StatusError(1)
+	}
+	return nil
 }
 
 // clientFor returns an address that a frontend admits.
@@ -149,17 +117,17 @@ func stored(n rowName) rowName {
 	return n
 }
 
-// extra writes the Services that the kernel has and the objects do not, as far as the mode can list them. known has the
-// names of the objects' Services, as stored returns them.
-func (d *kernelDiff) extra(ctx context.Context, known map[rowName]bool) error {
-	in, err := readTraffic(ctx, d.mode.Name)
+// kernelAlone returns the Services that the kernel has and the objects do not, as far as the mode can list them. known
+// has the names of the objects' Services, as stored returns them.
+func kernelAlone(ctx context.Context, mode string, known map[rowName]bool) ([]string, error) {
+	in, err := readTraffic(ctx, mode)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	names := map[string]bool{}
 	for k := range in.ready {
-		if !known[stored(nameOf(k))] {
-			names[nameOf(k).String()] = true
+		if n := nameOf(k); !known[stored(n)] {
+			names[n.String()] = true
 		}
 	}
 	for n := range in.counters {
@@ -167,11 +135,5 @@ func (d *kernelDiff) extra(ctx context.Context, known map[rowName]bool) error {
 			names[n.String()] = true
 		}
 	}
-	d.differs = d.differs || len(names) != 0
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if err := printLine(d.out, "-%s: the kernel alone has it", name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return slices.Sorted(maps.Keys(names)), nil
 }

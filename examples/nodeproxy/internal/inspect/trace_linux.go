@@ -100,7 +100,7 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if o.by != byNFTrace && o.by != byConntrack {
 		return cli.Bad("--by %q is neither nftrace nor conntrack", o.by)
 	}
-	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet, most: o.count, endpoints: map[netip.AddrPort][]*connection{}}
+	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet, most: o.count, endpoints: map[netip.AddrPort][]*connection{}, actions: map[ruleset.Action]int{}}
 	if o.must {
 		if t.live, err = objects.Watch(ctx, cfg, log); err != nil {
 			return err
@@ -153,10 +153,10 @@ type tracing struct {
 	// moments are the snapshots of the last seconds, the newest last.
 	moments []moment
 
-	pending                 []*connection                    // those to print; the first may agree with the next change of the objects
-	endpoints               map[netip.AddrPort][]*connection // the connections that each got
-	seen, agreed            int
-	forwarded, refused, not int
+	pending      []*connection                    // those to print; the first may agree with the next change of the objects
+	endpoints    map[netip.AddrPort][]*connection // the connections that each got
+	actions      map[ruleset.Action]int           // the number of connections of each
+	seen, agreed int
 }
 
 type moment struct {
@@ -214,7 +214,7 @@ func (t *tracing) print(done []*connection) {
 		t.moments = slices.DeleteFunc(t.moments, func(m moment) bool { return !m.until.IsZero() && time.Since(m.until) > behind })
 	}
 	for _, c := range done {
-		c.outcome = t.outcome(c)
+		c.describe(t.mode)
 	}
 	t.pending = append(t.pending, done...)
 	for len(t.pending) != 0 && !t.full() && t.connection(t.pending[0]) {
@@ -226,17 +226,12 @@ func (t *tracing) print(done []*connection) {
 func (t *tracing) connection(c *connection) bool {
 	packet := t.packet
 	packet.From, packet.InInterface = c.from.Addr(), t.inInterface(c)
-	o := c.outcome
 	var v ruleset.Verdict
 	var differs error
-	for i, m := range slices.Backward(t.moments) {
+	for _, m := range t.moments { // the newest verdict of those that agree, or else of all
 		now := m.Trace(packet)
-		err := o.agrees(now)
-		if err == nil || i == len(t.moments)-1 {
+		if err := c.agrees(now); err == nil || differs != nil || v.Action == 0 {
 			v, differs = now, err
-		}
-		if err == nil {
-			break
 		}
 	}
 	if differs != nil && time.Since(c.seen) < ahead {
@@ -251,18 +246,13 @@ func (t *tracing) connection(c *connection) bool {
 	}
 	fmt.Fprintln(t.out)
 	printLine(t.out, "connection: %v to %v/%s%s", c.from, c.to, packet.Protocol, came)
-	for _, line := range o.lines {
+	for _, line := range c.lines {
 		printLine(t.out, "kernel: %s", line)
 	}
 	t.seen++
-	switch o.action {
-	case ruleset.ActionForward:
-		t.forwarded++
-		t.endpoints[o.endpoint] = append(t.endpoints[o.endpoint], c)
-	case ruleset.ActionReject:
-		t.refused++
-	default:
-		t.not++
+	t.actions[c.action]++
+	if c.action == ruleset.ActionForward {
+		t.endpoints[c.lastTo] = append(t.endpoints[c.lastTo], c)
 	}
 	if t.live == nil {
 		return true
@@ -318,7 +308,8 @@ func (t *tracing) summary() error {
 		printLine(t.out, "no new connection to %v was seen", t.packet.To)
 		return errNoConnections
 	}
-	line := fmt.Sprintf("%s: %d forwarded, %d refused, %d neither", count(t.seen, "connection"), t.forwarded, t.refused, t.not)
+	forwarded, refused := t.actions[ruleset.ActionForward], t.actions[ruleset.ActionReject]
+	line := fmt.Sprintf("%s: %d forwarded, %d refused, %d neither", count(t.seen, "connection"), forwarded, refused, t.seen-forwarded-refused)
 	switch {
 	case t.live == nil:
 		printLine(t.out, "%s", line)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -19,48 +18,36 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// outcome is what the kernel did with a connection.
-type outcome struct {
-	lines  []string
-	action ruleset.Action // 0 if the packet was lost or queued
-	// foreign names the chain of another program that stopped the packet, or is "".
-	foreign     string
-	endpoint    netip.AddrPort // under ActionForward
-	masqueraded bool
-}
-
-// outcome returns what the kernel did with a connection.
-func (t *tracing) outcome(c *connection) outcome {
-	o := outcome{lines: chainLines(c.steps), masqueraded: c.lastFrom.Addr() != c.from.Addr()}
+// describe describes what the kernel did with the connection, in a mode, and sets the action.
+func (c *connection) describe(mode string) {
+	c.lines = chainLines(c.steps)
+	add := func(format string, args ...any) { c.lines = append(c.lines, fmt.Sprintf(format, args...)) }
 	var last step
 	if len(c.steps) > 0 {
 		last = c.steps[len(c.steps)-1]
 	}
 	chain := fmt.Sprintf("%s, chain %s", last.tableName(), last.chain)
-	add := func(format string, args ...any) { o.lines = append(o.lines, fmt.Sprintf(format, args...)) }
 	switch c.end {
 	case sent, delivered:
 		where := ""
-		if name := interfaceName(c.out); c.end == delivered {
+		if c.end == delivered {
 			where = ", on this node"
-		} else if name != "" {
+		} else if name := interfaceName(c.out); name != "" {
 			where = ", out by " + name
 		}
-		if c.lastTo == c.to {
-			o.action = ruleset.ActionPass
-			add("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
-			break
+		what := "destination unchanged"
+		if c.action = ruleset.ActionPass; c.lastTo != c.to {
+			c.action, what = ruleset.ActionForward, fmt.Sprintf("endpoint %v", c.lastTo)
 		}
-		o.action, o.endpoint = ruleset.ActionForward, c.lastTo
-		add("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
+		add("%s, %s%s", what, sourceKept(c.masqueraded()), where)
 	case dropped:
-		o.action = ruleset.ActionDrop
+		c.action = ruleset.ActionDrop
 		verb := "dropped"
 		if last.rejects() {
-			o.action, verb = ruleset.ActionReject, "refused"
+			c.action, verb = ruleset.ActionReject, "refused"
 		}
-		if !last.isOf(t.mode) {
-			o.foreign = chain
+		if !last.isOf(mode) {
+			c.foreign = chain
 			verb = strings.ToUpper(verb) + " by a chain of another program"
 		}
 		if last.rule == 0 {
@@ -72,45 +59,42 @@ func (t *tracing) outcome(c *connection) outcome {
 			add("that rule: %s", text)
 		}
 	case queued:
-		o.foreign = chain
+		c.foreign = chain
 		add("queued to a program, which has not returned it: %s, rule handle %d", chain, last.rule)
 	default:
 		add("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
 	}
-	return o
 }
 
-// agrees returns nil if the outcome is one that the verdict allows, or an error with the
-// difference.
-func (o outcome) agrees(v ruleset.Verdict) error {
+func (c *connection) masqueraded() bool { return c.lastFrom.Addr() != c.from.Addr() }
+
+// agrees returns nil if the verdict allows what happened to the connection, or an error with the difference.
+func (c *connection) agrees(v ruleset.Verdict) error {
 	switch v.Action {
 	case ruleset.ActionForward:
-		if o.foreign != "" {
-			return fmt.Errorf("stopped by another program: %s", o.foreign)
-		}
-		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.endpoint })
+		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == c.lastTo })
 		switch {
-		case o.action != ruleset.ActionForward:
+		case c.foreign != "":
+			return fmt.Errorf("stopped by another program: %s", c.foreign)
+		case c.action != ruleset.ActionForward:
 			return errors.New("not forwarded")
 		case i < 0:
-			return fmt.Errorf("%v is not one of the expected endpoints", o.endpoint)
-		case o.masqueraded != v.MasqueradeTo(v.Endpoints[i]):
-			return fmt.Errorf("%s, but must be: %s", sourceKept(o.masqueraded), sourceKept(!o.masqueraded))
+			return fmt.Errorf("%v is not one of the expected endpoints", c.lastTo)
+		case c.masqueraded() != v.MasqueradeTo(v.Endpoints[i]):
+			return fmt.Errorf("%s, but must be: %s", sourceKept(c.masqueraded()), sourceKept(!c.masqueraded()))
 		}
 	case ruleset.ActionPass:
 		// Other programs may stop a packet that belongs to no Service.
-		if o.foreign == "" && (o.action == ruleset.ActionReject || o.action == ruleset.ActionDrop) {
+		if c.foreign == "" && (c.action == ruleset.ActionReject || c.action == ruleset.ActionDrop) {
 			return errors.New("stopped by a rule of the agent")
 		}
-		if o.action == ruleset.ActionForward {
+		if c.action == ruleset.ActionForward {
 			return errors.New("destination replaced")
 		}
-	case ruleset.ActionReject, ruleset.ActionDrop:
-		if o.action == v.Action {
-			return nil
-		}
-		if o.foreign != "" {
-			return fmt.Errorf("stopped by another program before: %s", o.foreign)
+	case c.action:
+	default: // it must be rejected or dropped
+		if c.foreign != "" {
+			return fmt.Errorf("stopped by another program before: %s", c.foreign)
 		}
 		return fmt.Errorf("not stopped by a rule with action %v", v.Action)
 	}
