@@ -18,8 +18,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
-	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/internal/textfile"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner"
@@ -53,7 +53,8 @@ type Config struct {
 	again    func(text []byte) (*Config, error)
 	Adopt    bool
 	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
-	KubeProxyTable KubeProxyTable
+	// "" is once it has taken over from kube-proxy's nftables mode.
+	KubeProxyTable string
 	InitOnly       bool
 	SocketLB       SocketLB
 	// Offload has the patterns of the interfaces between which mode nftables offloads
@@ -73,8 +74,8 @@ type Config struct {
 	Winkernel Winkernel
 	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
-	// Flavor is the flavor of iptables in modes iptables and ipvs.
-	Flavor Flavor
+	// Flavor is the flavor of iptables in modes iptables and ipvs. AnyFlavor leaves the choice to the agent.
+	Flavor iptables.Flavor
 	// StartupTaint is the key of the taints that the agent removes from its Node when the rules are in
 	// effect, or "".
 	StartupTaint string
@@ -99,7 +100,6 @@ type Config struct {
 	PrimaryOnly    bool
 	MasqueradeAll  bool
 	MasqueradeMark dataplane.MasqueradeMark
-	Tuning         tuning.Conntrack
 
 	// Gates are the feature gates that the agent honors. They do not change.
 	Gates featuregate.MutableVersionedFeatureGate
@@ -191,31 +191,19 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 			return nil, errors.New("--network-name is required, or winkernel.networkName in the configuration file, or the environment variable KUBE_NETWORK")
 		}
 	}
-	if out.Mode == ModeUserspace && fl.masqueradeAll && fl.file == "" {
-		out.Notes = append(out.Notes, "--masquerade-all has no effect in mode userspace: endpoints always see an address of the node")
-	}
-	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
-		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
-	}
-	if out.StartupTaint != "" {
-		if why := content.IsLabelKey(out.StartupTaint); len(why) != 0 {
-			return nil, fmt.Errorf("--remove-startup-taint: %q: %s", out.StartupTaint, strings.Join(why, "; "))
-		}
-		if out.Manifests != "" {
-			out.Notes = append(out.Notes, "--remove-startup-taint has no effect, since --manifests is given")
-		}
+	if why := content.IsLabelKey(out.StartupTaint); out.StartupTaint != "" && len(why) != 0 {
+		return nil, fmt.Errorf("--remove-startup-taint: %q: %s", out.StartupTaint, strings.Join(why, "; "))
 	}
 	if out.DrainLimit < 0 {
 		return nil, fmt.Errorf("--%s is negative: %v", drainFlag, out.DrainLimit)
 	}
-	switch {
-	case out.ResetVanished < 0:
+	if out.ResetVanished < 0 {
 		return nil, fmt.Errorf("--%s is negative: %v", resetFlag, out.ResetVanished)
-	case out.ResetVanished > 0 && out.Mode != ModeNFTables && out.Mode != ModeIPTables:
-		out.Notes = append(out.Notes, "--"+resetFlag+" has no effect in mode "+out.Mode)
+	}
+	if out.Mode != ModeNFTables && out.Mode != ModeIPTables {
 		out.ResetVanished = 0
 	}
-	if out.Flavor != FlavorAuto && out.Mode != ModeIPTables && out.Mode != ModeIPVS {
+	if out.Flavor != iptables.AnyFlavor && out.Mode != ModeIPTables && out.Mode != ModeIPVS {
 		return nil, fmt.Errorf("--%s is for modes iptables and ipvs, and the mode is %s", flavorFlag, out.Mode)
 	}
 	// The kubelet derives the name of the Node in the same way.
@@ -267,12 +255,6 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		out.MinSyncPeriod = paceFloor
 	}
 	out.MasqueradeMark = 1 << *bit
-	ct := k.Conntrack
-	out.Tuning = tuning.Conntrack{
-		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
-		TCPEstablishedTimeout: duration(ct.TCPEstablishedTimeout), TCPCloseWaitTimeout: duration(ct.TCPCloseWaitTimeout),
-		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
-	}
 	return out, nil
 }
 

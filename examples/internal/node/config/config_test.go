@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/testing/fuzzseed"
 	"github.com/go-proxier/proxier/internal/testing/must"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -60,8 +61,8 @@ func TestDefaultsAreKubeProxys(t *testing.T) {
 		"oom":              *e.OOMScoreAdj == -999,
 		"periods":          c.SyncPeriod == 30*time.Second && e.NFTables.MinSyncPeriod.Duration == time.Second,
 		"ipvs periods":     e.IPVS.SyncPeriod.Duration == 30*time.Second && e.IPVS.MinSyncPeriod.Duration == 0,
-		"conntrack":        c.Tuning.MaxPerCore == 32768 && c.Tuning.Min == 131072 && c.Tuning.UDPTimeout == 0,
-		"timeouts":         c.Tuning.TCPEstablishedTimeout == 24*time.Hour && c.Tuning.TCPCloseWaitTimeout == time.Hour,
+		"conntrack":        *e.Conntrack.MaxPerCore == 32768 && *e.Conntrack.Min == 131072 && e.Conntrack.UDPTimeout.Duration == 0,
+		"timeouts":         e.Conntrack.TCPEstablishedTimeout.Duration == 24*time.Hour && e.Conntrack.TCPCloseWaitTimeout.Duration == time.Hour,
 		"masquerade":       c.MasqueradeMark == 1<<14 && !c.MasqueradeAll,
 		"NodePorts":        c.PrimaryOnly && len(e.NodePortAddresses) == 1,
 		"local":            e.DetectLocalMode == "ClusterCIDR" && c.DetectLocal.CIDRs == nil,
@@ -129,7 +130,7 @@ func TestFlagsSetTheConfiguration(t *testing.T) {
 	e := c.Effective
 	if c.NodeName != "b" || c.SyncPeriod != 7*time.Second || c.MinSyncPeriod != 2*time.Second || c.MasqueradeMark != 1<<3 || !c.MasqueradeAll ||
 		e.HealthzBindAddress != "" || e.MetricsBindAddress != "127.0.0.2:9" || c.BindAddress != netip.MustParseAddr("192.0.2.1") ||
-		len(c.DetectLocal.CIDRs) != 2 || c.DetectLocal.CIDRs[0].String() != "10.1.0.0/16" || c.Tuning.UDPTimeout != 5*time.Second {
+		len(c.DetectLocal.CIDRs) != 2 || c.DetectLocal.CIDRs[0].String() != "10.1.0.0/16" || e.Conntrack.UDPTimeout.Duration != 5*time.Second {
 		t.Errorf("%+v\n%+v", c, e)
 	}
 	wantNotes(t, c, "--iptables-sync-period has no effect in mode ipvs",
@@ -251,7 +252,7 @@ func TestKubeadmFilesAreRead(t *testing.T) {
 	e := c.Effective
 	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeMark != 1<<13 || c.SyncPeriod != 20*time.Second || e.IPVS.MinSyncPeriod.Duration != 0 ||
 		e.IPVS.Scheduler != "wrr" || !e.IPVS.StrictARP || len(e.IPVS.ExcludeCIDRs) != 1 || e.HealthzBindAddress != "[::]:10256" ||
-		e.MetricsBindAddress != "[::]:10249" || c.Tuning.MaxPerCore != 0 || c.Tuning.TCPEstablishedTimeout != 2*time.Hour || e.Logging.Verbosity != 4 {
+		e.MetricsBindAddress != "[::]:10249" || *e.Conntrack.MaxPerCore != 0 || e.Conntrack.TCPEstablishedTimeout.Duration != 2*time.Hour || e.Logging.Verbosity != 4 {
 		t.Errorf("%+v\n%+v", c, e)
 	}
 	unknown := func(field string) string {
@@ -589,15 +590,15 @@ func TestListsHaveEveryField(t *testing.T) {
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
-		field, one := flagFields()[f.Name]
+		field, one := fl.fields[f.Name]
 		if others := slices.Contains(several, f.Name) || slices.Contains(none, f.Name); one == others {
 			t.Errorf("--%s stands for the field %q: %v, for several or none: %v", f.Name, field, one, others)
 		}
 		if one && !slices.Contains(fields, field) {
 			t.Errorf("--%s stands for %s, which is not a field", f.Name, field)
 		}
-		if strings.HasPrefix(field, "logging.") != (loggingFlags()[f.Name] != nil) {
-			t.Errorf("--%s is a logging flag: %v", f.Name, loggingFlags()[f.Name] != nil)
+		if strings.HasPrefix(field, "logging.") != (loggingFlags()[f.Name] != "") {
+			t.Errorf("--%s is a logging flag: %v", f.Name, loggingFlags()[f.Name] != "")
 		}
 	})
 }
@@ -625,7 +626,7 @@ func TestOffloadPatternsAreChecked(t *testing.T) {
 
 func TestFlavorIsForModesWithIPTables(t *testing.T) {
 	for _, mode := range []string{"iptables", "ipvs"} {
-		for name, want := range map[string]Flavor{"auto": FlavorAuto, "nft": FlavorNFT, "legacy": FlavorLegacy} {
+		for name, want := range map[string]iptables.Flavor{"auto": iptables.AnyFlavor, "nft": iptables.NFT, "legacy": iptables.Legacy} {
 			if c := ofFile(t, "mode: "+mode+"\n", "--iptables-flavor", name); c.Flavor != want {
 				t.Errorf("mode %s: --iptables-flavor %s is %q", mode, name, c.Flavor)
 			}

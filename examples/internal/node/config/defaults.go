@@ -32,9 +32,6 @@ const (
 	InterfaceNamePrefix = "InterfaceNamePrefix"
 )
 
-// defaultRootEndpoint is kube-proxy's default for winkernel.rootHnsEndpointName, of the flag only.
-const defaultRootEndpoint = "cbr0"
-
 // The default ports of kube-proxy's servers.
 const (
 	healthzPort = 10256

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -55,7 +56,16 @@ func appendUnless(absent bool, out []string, path string) []string {
 	return append(out, path)
 }
 
-// rule reports whether a field, or every field of a section, has an effect.
+// fieldAt returns the field at a path of setFields.
+func fieldAt(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
+	v := reflect.ValueOf(c).Elem()
+	for name := range strings.SplitSeq(path, ".") {
+		v = v.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
+	}
+	return v
+}
+
+// rule reports whether a field, every field of a section, or a flag without a field, has an effect.
 type rule struct {
 	field  string
 	effect bool
@@ -102,6 +112,11 @@ func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool
 		{"configSyncPeriod", false, ": the API server reports every change"},
 		{"portRange", false, ", as in kube-proxy"},
 		{"showHiddenMetricsForVersion", false, ": no metric is hidden"},
+		{"--master", fl.out.Manifests == "", ", since --manifests is given"},
+		{"--remove-startup-taint", fl.out.Manifests == "", ", since --manifests is given"},
+		{"--masquerade-all", !in(ModeUserspace), " in mode userspace: endpoints always see an address of the node"},
+		{"--nftables-offload", in(ModeNFTables), inMode},
+		{"--" + resetFlag, in(ModeNFTables, ModeIPTables), inMode},
 	}
 	for _, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
 		out = append(out, overridden(mode+".syncPeriod", "sync-period", given), overridden(mode+".minSyncPeriod", "min-sync-period", given))
@@ -123,14 +138,14 @@ func (fl *Flags) noteNoEffect(c *v1alpha1.KubeProxyConfiguration, fileFields []s
 		if fl.ignored(flag) {
 			continue
 		}
-		if why, none := noEffect(rules, flagFields()[flag]); none {
+		if why, none := noEffect(rules, cmp.Or(fl.fields[flag], "--"+flag)); none {
 			fl.note("--%s has no effect%s", flag, why)
 		}
 	}
 	// A file's vmodule is added to that of the flag, so it keeps its effect.
 	for _, flag := range append(slices.Sorted(maps.Keys(loggingFlags())), "hostname-override") {
 		if flag != "vmodule" {
-			rules = append(rules, overridden(flagFields()[flag], flag, given))
+			rules = append(rules, overridden(fl.fields[flag], flag, given))
 		}
 	}
 	var windows []string
@@ -155,64 +170,4 @@ func noEffect(rules []rule, field string) (why string, none bool) {
 		}
 	}
 	return "", false
-}
-
-// flagFields returns the field that a flag stands for, for flags that stand for one.
-func flagFields() map[string]string {
-	return map[string]string{
-		"bind-address":                      "bindAddress",
-		"bind-address-hard-fail":            "bindAddressHardFail",
-		"cluster-cidr":                      "clusterCIDR",
-		"config-sync-period":                "configSyncPeriod",
-		"conntrack-max-per-core":            "conntrack.maxPerCore",
-		"conntrack-min":                     "conntrack.min",
-		"conntrack-tcp-be-liberal":          "conntrack.tcpBeLiberal",
-		"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
-		"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
-		"conntrack-udp-timeout":             "conntrack.udpTimeout",
-		"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
-		"detect-local-mode":                 "detectLocalMode",
-		"enable-dsr":                        "winkernel.enableDSR",
-		"feature-gates":                     "featureGates",
-		"forward-healthcheck-vip":           "winkernel.forwardHealthCheckVip",
-		"healthz-bind-address":              "healthzBindAddress",
-		"hostname-override":                 "hostnameOverride",
-		"iptables-localhost-nodeports":      "iptables.localhostNodePorts",
-		"iptables-masquerade-bit":           "iptables.masqueradeBit",
-		"iptables-min-sync-period":          "iptables.minSyncPeriod",
-		"iptables-sync-period":              "iptables.syncPeriod",
-		"ipvs-exclude-cidrs":                "ipvs.excludeCIDRs",
-		"ipvs-min-sync-period":              "ipvs.minSyncPeriod",
-		"ipvs-scheduler":                    "ipvs.scheduler",
-		"ipvs-strict-arp":                   "ipvs.strictARP",
-		"ipvs-sync-period":                  "ipvs.syncPeriod",
-		"ipvs-tcp-timeout":                  "ipvs.tcpTimeout",
-		"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
-		"ipvs-udp-timeout":                  "ipvs.udpTimeout",
-		"kube-api-burst":                    "clientConnection.burst",
-		"kube-api-content-type":             "clientConnection.contentType",
-		"kube-api-qps":                      "clientConnection.qps",
-		"kubeconfig":                        "clientConnection.kubeconfig",
-		"log-flush-frequency":               "logging.flushFrequency",
-		"log-json-info-buffer-size":         "logging.options.json.infoBufferSize",
-		"log-json-split-stream":             "logging.options.json.splitStream",
-		"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
-		"log-text-split-stream":             "logging.options.text.splitStream",
-		"logging-format":                    "logging.format",
-		"metrics-bind-address":              "metricsBindAddress",
-		"network-name":                      "winkernel.networkName",
-		"nodeport-addresses":                "nodePortAddresses",
-		"oom-score-adj":                     "oomScoreAdj",
-		"pod-bridge-interface":              "detectLocal.bridgeInterface",
-		"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
-		"profiling":                         "enableProfiling",
-		"proxy-mode":                        "mode",
-		"proxy-port-range":                  "portRange",
-		"root-hnsendpoint-name":             "winkernel.rootHnsEndpointName",
-		"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
-		"source-vip":                        "winkernel.sourceVip",
-		"v":                                 "logging.verbosity",
-		"vmodule":                           "logging.vmodule",
-		"windows-service":                   "windowsRunAsService",
-	}
 }

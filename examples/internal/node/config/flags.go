@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -12,12 +13,14 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // adds the logging format json
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
+	"github.com/go-proxier/proxier/iptables"
 )
 
 // Flags is a command line. Call Parse once, then Config once.
@@ -40,24 +43,23 @@ type Flags struct {
 	budget                  map[string]int
 	// paused reports that the mode's minSyncPeriod was configured.
 	paused bool
+	// fields has the field of the file that a flag stands for, by the name of a flag that stands for one.
+	fields map[string]string
 	// system is the operating system, as in runtime.GOOS.
 	system string
 }
 
-// loggingFlags returns, for each flag of component-base's logging, a function that
-// copies the flag's field from one configuration to another.
-func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
-	type logging = *logsapi.LoggingConfiguration
-	return map[string]func(to, from logging){
-		"logging-format":      func(to, from logging) { to.Format = from.Format },
-		"log-flush-frequency": func(to, from logging) { to.FlushFrequency = from.FlushFrequency },
-		"v":                   func(to, from logging) { to.Verbosity = from.Verbosity },
-		// The first pattern that matches counts.
-		"vmodule":                   func(to, from logging) { to.VModule = slices.Concat(from.VModule, to.VModule) },
-		"log-text-split-stream":     func(to, from logging) { to.Options.Text.SplitStream = from.Options.Text.SplitStream },
-		"log-text-info-buffer-size": func(to, from logging) { to.Options.Text.InfoBufferSize = from.Options.Text.InfoBufferSize },
-		"log-json-split-stream":     func(to, from logging) { to.Options.JSON.SplitStream = from.Options.JSON.SplitStream },
-		"log-json-info-buffer-size": func(to, from logging) { to.Options.JSON.InfoBufferSize = from.Options.JSON.InfoBufferSize },
+// loggingFlags returns the fields that the flags of component-base's logging stand for.
+func loggingFlags() map[string]string {
+	return map[string]string{
+		"logging-format":            "logging.format",
+		"log-flush-frequency":       "logging.flushFrequency",
+		"v":                         "logging.verbosity",
+		"vmodule":                   "logging.vmodule",
+		"log-text-split-stream":     "logging.options.text.splitStream",
+		"log-text-info-buffer-size": "logging.options.text.infoBufferSize",
+		"log-json-split-stream":     "logging.options.json.splitStream",
+		"log-json-info-buffer-size": "logging.options.json.infoBufferSize",
 	}
 }
 
@@ -65,7 +67,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // field for it. The flags of logging and --hostname-override take precedence over the file.
 func (fl *Flags) ignored(name string) bool {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port"}
-	return fl.file != "" && loggingFlags()[name] == nil && name != "hostname-override" && (flagFields()[name] != "" || slices.Contains(several, name))
+	return fl.file != "" && loggingFlags()[name] == "" && name != "hostname-override" && (fl.fields[name] != "" || slices.Contains(several, name))
 }
 
 // NewFlags returns the flags of a verb in a set of their own.
@@ -82,174 +84,186 @@ func AddFlags(to *pflag.FlagSet) *Flags { return addFlags(to, runtime.GOOS) }
 const GroupAnnotation = "nodeproxy-group"
 
 func addFlags(to *pflag.FlagSet, system string) *Flags {
-	fl := &Flags{FlagSet: to, system: system}
+	fl := &Flags{
+		FlagSet: to, system: system, fields: loggingFlags(), sync: 30 * time.Second, healthzPort: healthzPort, metricPort: metricsPort,
+	}
 	fl.SortFlags = false
 	fl.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // --proxy_mode is --proxy-mode, as in kube-proxy
-	c := &fl.kube
+	c, own := &fl.kube, &fl.out
 	setDefaults(c, system)
 	c.NodePortAddresses = nil // the default depends on the mode
-	fl.addOwn()
-	fl.addNode()
-	fl.addServers()
-	fl.addConntrack()
-	fl.addModes()
-	fl.addClient()
-	fl.group("logging", func(f *pflag.FlagSet) { logsapi.AddFlags(&c.Logging, f) })
+	modes := "nftables, iptables, ipvs or userspace (the agent copies data)"
+	if fl.windows() {
+		modes = "kernelspace, which programs Windows' Host Networking Service (HNS)"
+		c.Winkernel.RootHnsEndpointName = "cbr0" // kube-proxy's default of the flag only
+	}
+	fl.group("nodeproxy's own", []flag{
+		{"manifests", &own.Manifests, "read Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or from a folder with .yaml, .yml and .json files, instead of an API server"},
+		{"min-sync-period", &fl.minSync, "the least pause between syncs, in any mode; unless it or the field of the mode is set, as long as the last sync took, between " + paceFloor.String() + " and " + defaultMinSync.String()},
+		{"sync-period", &fl.sync, "how long after a failed sync to retry it, in any mode; also how often to read the addresses of the node's interfaces"},
+		{"service-traffic-metrics", &own.TrafficMetrics, "serve metrics of the traffic of each Service port, as far as the mode counts it; 1000 ports in each address family have their own series, and all others share one"},
+		{"adopt-from-kube-proxy", &own.Adopt, "when the agent's rules are in effect and kube-proxy has ended, remove kube-proxy's rules"},
+		{"kube-proxy-table", choice{&own.KubeProxyTable, []string{"adopted", TableAlways, TableNever}}, "`when` to keep an empty table kube-proxy, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix: always, adopted or never; adopted means after a take-over from kube-proxy's nftables mode or of a node without rules"},
+		{"init-only", &own.InitOnly, "set all kernel parameters that the mode needs and exit; run then needs no writable /proc/sys"},
+		{"socket-lb", &own.SocketLB.Enabled, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs; the rules of the mode serve all other traffic"},
+		{"socket-lb-cgroup", &own.SocketLB.Cgroup, "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root; in a container, where the host's /sys/fs/cgroup is mounted"},
+		{"socket-lb-node-only", &own.SocketLB.NodeOnly, "do not translate connections of pods with --socket-lb, for meshes that redirect them in the pod"},
+		{"nftables-offload", &own.Offload, "send established TCP connections of Services through a flowtable, in mode nftables, if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; network policies see only their first packets"},
+		{flavorFlag, choice{(*string)(&own.Flavor), Flavors()}, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which chooses as kube-proxy's image does"},
+		{drainFlag, &own.DrainLimit, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs and after a change from it; 0 means 15m for a lost address, and no limit for others; until then the node refuses new connections to the lost address"},
+		{resetFlag, &own.ResetVanished, "how long after an endpoint vanished without terminating to end its TCP connections by RST, in modes nftables and iptables (0: never); pods that leave a Service by a change of their labels lose their connections, too"},
+		{"remove-startup-taint", &own.StartupTaint, "the `key` of a taint that the agent removes from its Node when the rules are in effect"},
+		{"allow-annotations", &own.Annotations, "the `names` of the annotations go-proxier.github.io/NAME that are in force: " + strings.Join(annotations.Known(), ", ")},
+		{readyzFlag, &own.ReadyzBindAddress, "an `address` and port for /livez and /readyz besides --healthz-bind-address, which a kube-proxy that still runs has"},
+		{"log-every-sync", &own.LogEverySync, "with an API server, write a line for each sync instead of one a minute"},
+		{"budget", &fl.budget, "bounds of Services, as `BOUND=NUMBER`,...; 0 means none. " + budgetHelp()},
+	})
+	fl.group("from kube-proxy: objects, node and mode", []flag{
+		{"kubeconfig", "clientConnection.kubeconfig", "the `file` with the address and credentials of the API server (if empty, the pod's service account)"},
+		{"master", &own.Master, "the `URL` of the API server, overriding --kubeconfig"},
+		{"config", &fl.file, "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags that it has a field for are ignored. The agent exits when the file changes; its supervisor restarts it"},
+		{"write-config-to", new(string), "write the effective configuration to a `file` and exit"},
+		{"hostname-override", "hostnameOverride", "the `name` of this node, as in the Node object and in endpoints (if empty, the host's name)"},
+		{"cleanup", new(bool), "remove all rules of every mode, and with --adopt-from-kube-proxy kube-proxy's, and exit"},
+		{"proxy-mode", "mode", "the data plane: " + modes},
+		{"detect-local-mode", "detectLocalMode", "how traffic of this node's pods is recognized: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix"},
+		{"cluster-cidr", "clusterCIDR", "the `CIDRs` of the cluster's pods, at most one in each address family, for ClusterCIDR"},
+		{"pod-bridge-interface", "detectLocal.bridgeInterface", "the bridge that pods are attached to, for BridgeInterface"},
+		{"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", "the prefix of the names of pods' interfaces, for InterfaceNamePrefix"},
+		{"masquerade-all", &fl.masqueradeAll, "masquerade all traffic to cluster IPs"},
+		{"nodeport-addresses", "nodePortAddresses", "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else of the default routes), all (except loopback addresses) or localhost; if empty, primary in mode nftables and all in other modes"},
+		{"bind-address", "bindAddress", "the node's own primary `address`, if it is neither 0.0.0.0 nor :: (nothing listens there)"},
+		{"feature-gates", "featureGates", "feature gates of kube-proxy, as `NAME=BOOL`,...; a gate that selects unsupported behavior is an error"},
+	})
+	if fl.windows() {
+		fl.group("from kube-proxy: Windows", []flag{
+			{"network-name", "winkernel.networkName", "the `name` of the HNS network with the pods' endpoints; if empty, the environment variable KUBE_NETWORK"},
+			{"source-vip", "winkernel.sourceVip", "the source `address` of connections to other nodes, which an overlay network needs"},
+			{"enable-dsr", "winkernel.enableDSR", "let replies from cluster IPs pass by the load balancer (direct server return)"},
+			{"forward-healthcheck-vip", "winkernel.forwardHealthCheckVip", "forward health checks of load-balancer IPs to the node"},
+			{"root-hnsendpoint-name", "winkernel.rootHnsEndpointName", "the `name` of the HNS endpoint of the node itself, for --forward-healthcheck-vip"},
+			{"windows-service", "windowsRunAsService", "run as a Windows service; a service of Windows does so without this flag"},
+			{"log-file", &own.LogFile, "append everything that the agent writes to a `file`; without it a Windows service writes to the event log"},
+		})
+	}
+	fl.group("from kube-proxy: health, metrics and profiles", []flag{
+		{"healthz-bind-address", "healthzBindAddress", "the `address` and port of /healthz and /livez (empty: no server)"},
+		{"metrics-bind-address", "metricsBindAddress", "the `address` and port of /metrics, /proxyMode and /configz (empty: no server)"},
+		{"bind-address-hard-fail", "bindAddressHardFail", "exit if the agent cannot listen at one of these addresses, instead of retrying"},
+		{"profiling", "enableProfiling", "serve /debug/pprof with the metrics, and let PUT /debug/flags/v change --v"},
+	})
+	fl.group("from kube-proxy: connection tracking and the process", []flag{
+		{"conntrack-max-per-core", "conntrack.maxPerCore", "the limit of tracked connections for each CPU (0: unchanged); a higher limit of the kernel is lowered"},
+		{"conntrack-min", "conntrack.min", "the least limit of tracked connections, unless --conntrack-max-per-core is 0"},
+		{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", "how long an idle TCP connection is tracked (0: unchanged)"},
+		{"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", "how long a TCP connection in state CLOSE_WAIT is tracked (0: unchanged)"},
+		{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "do not treat TCP packets outside of the window as invalid"},
+		{"conntrack-udp-timeout", "conntrack.udpTimeout", "how long a UDP flow without replies is tracked (0: unchanged)"},
+		{"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "how long a UDP flow with replies is tracked (0: unchanged)"},
+		{"oom-score-adj", "oomScoreAdj", "the oom_score_adj of this process, -1000 to 1000"},
+	})
+	fl.group("from kube-proxy: mode iptables", []flag{
+		{"iptables-masquerade-bit", "iptables.masqueradeBit", "the bit of the packet mark that requests masquerading, in modes iptables and ipvs"},
+		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "serve NodePorts at IPv4 loopback addresses, in mode iptables"},
+		{"iptables-sync-period", "iptables.syncPeriod", "--sync-period in mode iptables"},
+		{"iptables-min-sync-period", "iptables.minSyncPeriod", "--min-sync-period in mode iptables"},
+	})
+	fl.group("from kube-proxy: mode ipvs", []flag{
+		{"ipvs-scheduler", "ipvs.scheduler", "the scheduler, in mode ipvs"},
+		{"ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "`CIDRs` whose virtual servers belong to other programs, in mode ipvs"},
+		{"ipvs-strict-arp", "ipvs.strictARP", "set arp_ignore to 1 and arp_announce to 2, in mode ipvs"},
+		{"ipvs-sync-period", "ipvs.syncPeriod", "--sync-period in mode ipvs"},
+		{"ipvs-min-sync-period", "ipvs.minSyncPeriod", "--min-sync-period in mode ipvs"},
+		{"ipvs-tcp-timeout", "ipvs.tcpTimeout", "how long an idle TCP connection is kept, in mode ipvs (0: unchanged)"},
+		{"ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", "how long a TCP connection is kept after a FIN, in mode ipvs (0: unchanged)"},
+		{"ipvs-udp-timeout", "ipvs.udpTimeout", "how long a UDP flow is kept, in mode ipvs (0: unchanged)"},
+	})
+	fl.group("from kube-proxy: requests to the API server", []flag{
+		{"kube-api-content-type", "clientConnection.contentType", "the `encoding` that requests to the API server accept"},
+		{"kube-api-qps", "clientConnection.qps", "the limit of requests a second to the API server"},
+		{"kube-api-burst", "clientConnection.burst", "how many requests to the API server may exceed --kube-api-qps for a short time"},
+	})
+	fl.group("from kube-proxy: without effect, or deprecated", []flag{
+		{"config-sync-period", "configSyncPeriod", "has no effect: the API server reports every change"},
+		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "has no effect: no metric is hidden"},
+		{"healthz-port", &fl.healthzPort, "the port of --healthz-bind-address if the address has none; 0 for no server"},
+		{"metrics-port", &fl.metricPort, "the port of --metrics-bind-address if the address has none; 0 for no server"},
+		{"proxy-port-range", "portRange", ""},
+	})
+	for name, instead := range map[string]string{
+		"healthz-port": "use --healthz-bind-address", "metrics-port": "use --metrics-bind-address", "proxy-port-range": "it has no effect",
+	} {
+		if err := fl.MarkDeprecated(name, instead); err != nil {
+			panic(err) // it was added above
+		}
+	}
+	logsapi.AddFlags(&c.Logging, to)
+	for name := range loggingFlags() {
+		fl.annotate(name, "logging")
+	}
 	return fl
 }
 
-// group adds the flags that add defines, under a title.
-func (fl *Flags) group(title string, add func(*pflag.FlagSet)) {
-	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	f.SortFlags = false
-	add(f)
-	f.VisitAll(func(flag *pflag.Flag) {
-		if flag.Annotations == nil {
-			flag.Annotations = map[string][]string{}
-		}
-		flag.Annotations[GroupAnnotation] = []string{title}
-		fl.AddFlag(flag)
-	})
+// flag is a row of the table of flags. value is the path of the field of the file that the flag stands for, or where
+// the value is stored, with its default.
+type flag struct {
+	name  string
+	value any
+	usage string
 }
 
-// addOwn adds the flags that kube-proxy does not have.
-func (fl *Flags) addOwn() {
-	fl.group("nodeproxy's own", func(f *pflag.FlagSet) {
-		f.StringVar(&fl.out.Manifests, "manifests", "", "read Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or from a folder with .yaml, .yml and .json files, instead of an API server")
-		f.DurationVar(&fl.minSync, "min-sync-period", 0, "the least pause between syncs, in any mode; unless it or the field of the mode is set, as long as the last sync took, between "+paceFloor.String()+" and "+defaultMinSync.String())
-		f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode; also how often to read the addresses of the node's interfaces")
-		f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port, as far as the mode counts it; 1000 ports in each address family have their own series, and all others share one")
-		f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove kube-proxy's rules")
-		f.Var(choice[KubeProxyTable]{&fl.out.KubeProxyTable, []string{"adopted", string(TableAlways), string(TableNever)}}, "kube-proxy-table", "`when` to keep an empty table kube-proxy, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix: always, adopted or never; adopted means after a take-over from kube-proxy's nftables mode or of a node without rules")
-		f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit; run then needs no writable /proc/sys")
-		f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections and UDP datagrams of this node's processes and pods at the socket, by BPF programs; the rules of the mode serve all other traffic")
-		f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root; in a container, where the host's /sys/fs/cgroup is mounted")
-		f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for meshes that redirect them in the pod")
-		f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable, in mode nftables, if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; network policies see only their first packets")
-		f.Var(choice[Flavor]{&fl.out.Flavor, []string{"auto", string(FlavorNFT), string(FlavorLegacy)}}, flavorFlag, "the `flavor` of iptables, in modes iptables and ipvs: nft, legacy or auto, which chooses as kube-proxy's image does")
-		f.DurationVar(&fl.out.DrainLimit, drainFlag, 0, "how long connections to a removed endpoint, or to an address that its Service has lost, may stay open, in mode ipvs and after a change from it; 0 means 15m for a lost address, and no limit for others; until then the node refuses new connections to the lost address")
-		f.DurationVar(&fl.out.ResetVanished, resetFlag, 0, "how long after an endpoint vanished without terminating to end its TCP connections by RST, in modes nftables and iptables (0: never); pods that leave a Service by a change of their labels lose their connections, too")
-		f.StringVar(&fl.out.StartupTaint, "remove-startup-taint", "", "the `key` of a taint that the agent removes from its Node when the rules are in effect")
-		f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force: "+strings.Join(annotations.Known(), ", "))
-		f.StringVar(&fl.out.ReadyzBindAddress, readyzFlag, "", "an `address` and port for /livez and /readyz besides --healthz-bind-address, which a kube-proxy that still runs has")
-		f.BoolVar(&fl.out.LogEverySync, "log-every-sync", false, "with an API server, write a line for each sync instead of one a minute")
-		f.StringToIntVar(&fl.budget, "budget", nil, "bounds of Services, as `BOUND=NUMBER`,...; 0 means none. "+budgetHelp())
-	})
-}
-
-// addNode adds the flags that say what the node is and how its Services are served.
-func (fl *Flags) addNode() {
-	c := &fl.kube
-	fl.group("from kube-proxy: objects, node and mode", func(f *pflag.FlagSet) {
-		f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` with the address and credentials of the API server (if empty, the pod's service account)")
-		f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, overriding --kubeconfig")
-		f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags that it has a field for are ignored. The agent exits when the file changes; its supervisor restarts it")
-		f.String("write-config-to", "", "write the effective configuration to a `file` and exit")
-		f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints (if empty, the host's name)")
-		f.Bool("cleanup", false, "remove all rules of every mode, and with --adopt-from-kube-proxy kube-proxy's, and exit")
-		if fl.windows() {
-			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeKernelspace, "the data plane: kernelspace, which programs Windows' Host Networking Service (HNS)")
-		} else {
-			f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables, ipvs or userspace (the agent copies data)")
+// group adds flags under a title.
+func (fl *Flags) group(title string, list []flag) {
+	for _, f := range list {
+		if path, ok := f.value.(string); ok {
+			fl.fields[f.name] = path
+			v := fieldAt(&fl.kube, path)
+			if v.Kind() != reflect.Pointer {
+				v = v.Addr()
+			}
+			f.value = v.Interface()
 		}
-		f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", ClusterCIDR, "how traffic of this node's pods is recognized: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix")
-		f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, at most one in each address family, for ClusterCIDR")
-		f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")
-		f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "the prefix of the names of pods' interfaces, for InterfaceNamePrefix")
-		f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-		f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else of the default routes), all (except loopback addresses) or localhost; if empty, primary in mode nftables and all in other modes")
-		f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor :: (nothing listens there)")
-		f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "feature gates of kube-proxy, as `NAME=BOOL`,...; a gate that selects unsupported behavior is an error")
-	})
-	if fl.windows() {
-		fl.addWindows()
+		switch p := f.value.(type) {
+		case *bool:
+			fl.BoolVar(p, f.name, *p, f.usage)
+		case *int:
+			fl.IntVar(p, f.name, *p, f.usage)
+		case *int32:
+			fl.Int32Var(p, f.name, *p, f.usage)
+		case *float32:
+			fl.Float32Var(p, f.name, *p, f.usage)
+		case *string:
+			fl.StringVar(p, f.name, *p, f.usage)
+		case *v1alpha1.ProxyMode:
+			fl.StringVar((*string)(p), f.name, string(*p), f.usage)
+		case *v1alpha1.LocalMode:
+			fl.StringVar((*string)(p), f.name, string(*p), f.usage)
+		case *[]string:
+			fl.StringSliceVar(p, f.name, *p, f.usage)
+		case *time.Duration:
+			fl.DurationVar(p, f.name, *p, f.usage)
+		case *metav1.Duration:
+			fl.DurationVar(&p.Duration, f.name, p.Duration, f.usage)
+		case *map[string]bool:
+			fl.Var(cliflag.NewMapStringBool(p), f.name, f.usage)
+		case *map[string]int:
+			fl.StringToIntVar(p, f.name, *p, f.usage)
+		case pflag.Value:
+			fl.Var(p, f.name, f.usage)
+		default:
+			panic(fmt.Sprintf("--%s has the type %T", f.name, p))
+		}
+		fl.annotate(f.name, title)
 	}
 }
 
-func (fl *Flags) addServers() {
-	c := &fl.kube
-	fl.group("from kube-proxy: health, metrics and profiles", func(f *pflag.FlagSet) {
-		f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez (empty: no server)")
-		f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz (empty: no server)")
-		f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if the agent cannot listen at one of these addresses, instead of retrying")
-		f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof with the metrics, and let PUT /debug/flags/v change --v")
-	})
-}
-
-// addConntrack adds the flags of kernel parameters.
-func (fl *Flags) addConntrack() {
-	c := &fl.kube
-	fl.group("from kube-proxy: connection tracking and the process", func(f *pflag.FlagSet) {
-		ct := &c.Conntrack
-		f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "the limit of tracked connections for each CPU (0: unchanged); a higher limit of the kernel is lowered")
-		f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "the least limit of tracked connections, unless --conntrack-max-per-core is 0")
-		f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is tracked (0: unchanged)")
-		f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long a TCP connection in state CLOSE_WAIT is tracked (0: unchanged)")
-		f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not treat TCP packets outside of the window as invalid")
-		f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is tracked (0: unchanged)")
-		f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is tracked (0: unchanged)")
-		f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "the oom_score_adj of this process, -1000 to 1000")
-	})
-}
-
-func (fl *Flags) addModes() {
-	c := &fl.kube
-	fl.group("from kube-proxy: mode iptables", func(f *pflag.FlagSet) {
-		f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that requests masquerading, in modes iptables and ipvs")
-		f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")
-		f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", 30*time.Second, "--sync-period in mode iptables")
-		f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", defaultMinSync, "--min-sync-period in mode iptables")
-	})
-	fl.group("from kube-proxy: mode ipvs", func(f *pflag.FlagSet) {
-		f.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "rr", "the scheduler, in mode ipvs")
-		f.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "`CIDRs` whose virtual servers belong to other programs, in mode ipvs")
-		f.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "set arp_ignore to 1 and arp_announce to 2, in mode ipvs")
-		f.DurationVar(&c.IPVS.SyncPeriod.Duration, "ipvs-sync-period", 30*time.Second, "--sync-period in mode ipvs")
-		f.DurationVar(&c.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "--min-sync-period in mode ipvs")
-		f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs (0: unchanged)")
-		f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long a TCP connection is kept after a FIN, in mode ipvs (0: unchanged)")
-		f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long a UDP flow is kept, in mode ipvs (0: unchanged)")
-	})
-}
-
-// addClient adds the flags of the client of the API server, and those without effect.
-func (fl *Flags) addClient() {
-	c := &fl.kube
-	fl.group("from kube-proxy: requests to the API server", func(f *pflag.FlagSet) {
-		f.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", protobuf, "the `encoding` that requests to the API server accept")
-		f.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 5, "the limit of requests a second to the API server")
-		f.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 10, "how many requests to the API server may exceed --kube-api-qps for a short time")
-	})
-	fl.group("from kube-proxy: without effect, or deprecated", func(f *pflag.FlagSet) {
-		f.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute, "has no effect: the API server reports every change")
-		f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")
-		f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "the port of --healthz-bind-address if the address has none; 0 for no server")
-		f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "the port of --metrics-bind-address if the address has none; 0 for no server")
-		f.StringVar(&c.PortRange, "proxy-port-range", "", "")
-		for name, instead := range map[string]string{
-			"healthz-port": "use --healthz-bind-address", "metrics-port": "use --metrics-bind-address", "proxy-port-range": "it has no effect",
-		} {
-			if err := f.MarkDeprecated(name, instead); err != nil {
-				panic(err) // it was added above
-			}
-		}
-	})
+func (fl *Flags) annotate(name, title string) {
+	if err := fl.SetAnnotation(name, GroupAnnotation, []string{title}); err != nil {
+		panic(err) // it was added before
+	}
 }
 
 func (fl *Flags) windows() bool { return fl.system == "windows" }
-
-func (fl *Flags) addWindows() {
-	w := &fl.kube.Winkernel
-	fl.group("from kube-proxy: Windows", func(f *pflag.FlagSet) {
-		f.StringVar(&w.NetworkName, "network-name", "", "the `name` of the HNS network with the pods' endpoints; if empty, the environment variable KUBE_NETWORK")
-		f.StringVar(&w.SourceVip, "source-vip", "", "the source `address` of connections to other nodes, which an overlay network needs")
-		f.BoolVar(&w.EnableDSR, "enable-dsr", false, "let replies from cluster IPs pass by the load balancer (direct server return)")
-		f.BoolVar(&w.ForwardHealthCheckVip, "forward-healthcheck-vip", false, "forward health checks of load-balancer IPs to the node")
-		f.StringVar(&w.RootHnsEndpointName, "root-hnsendpoint-name", defaultRootEndpoint, "the `name` of the HNS endpoint of the node itself, for --forward-healthcheck-vip")
-		f.BoolVar(&fl.kube.WindowsRunAsService, "windows-service", false, "run as a Windows service; a service of Windows does so without this flag")
-		f.StringVar(&fl.out.LogFile, "log-file", "", "append everything that the agent writes to a `file`; without it a Windows service writes to the event log")
-	})
-}
 
 func (fl *Flags) note(format string, args ...any) {
 	fl.out.Notes = append(fl.out.Notes, fmt.Sprintf(format, args...))
@@ -258,9 +272,6 @@ func (fl *Flags) note(format string, args ...any) {
 func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
 	given := map[string]bool{}
 	fl.Visit(func(f *pflag.Flag) { given[f.Name] = true })
-	if given["master"] && fl.out.Manifests != "" {
-		fl.note("--master has no effect, since --manifests is given")
-	}
 	c := &fl.kube
 	var fileFields []string
 	if fl.file != "" {
@@ -276,9 +287,13 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 		if given["hostname-override"] {
 			c.HostnameOverride = fl.kube.HostnameOverride
 		}
-		for name, apply := range loggingFlags() {
+		for name, path := range loggingFlags() {
 			if given[name] {
-				apply(&c.Logging, &fl.kube.Logging)
+				to, from := fieldAt(c, path), fieldAt(&fl.kube, path)
+				if name == "vmodule" {
+					from = reflect.AppendSlice(from, to) // the first pattern that matches counts
+				}
+				to.Set(from)
 			}
 		}
 	} else {
@@ -389,51 +404,36 @@ func (fl *Flags) completeFlags(c *v1alpha1.KubeProxyConfiguration, given map[str
 	}
 }
 
-// KubeProxyTable is when the agent keeps a table named like that of kube-proxy's nftables mode,
-// with one empty chain, for programs that look for it. The zero value is TableAdopted.
-type KubeProxyTable string
-
-// The values of KubeProxyTable.
+// The values of Config.KubeProxyTable except "", with which the agent keeps the table once it has taken over from
+// kube-proxy's nftables mode.
 const (
-	// TableAdopted keeps it once the agent has taken over from kube-proxy's nftables mode.
-	TableAdopted KubeProxyTable = ""
-	TableAlways  KubeProxyTable = "always"
-	TableNever   KubeProxyTable = "never"
+	TableAlways = "always"
+	TableNever  = "never"
 )
 
-// Flavor is one of the kernel's two implementations of iptables. The zero value is FlavorAuto.
-type Flavor string
-
-// The values of Flavor.
-const (
-	// FlavorAuto leaves the choice to the agent. Where no choice is made, it is the flavor of the
-	// programs without a flavor in their names.
-	FlavorAuto   Flavor = ""
-	FlavorNFT    Flavor = "nft"
-	FlavorLegacy Flavor = "legacy"
-)
+// Flavors returns the values of --iptables-flavor. The first one leaves the choice to the agent.
+func Flavors() []string { return []string{"auto", string(iptables.NFT), string(iptables.Legacy)} }
 
 // choice is a flag's value that is one of some names. The first name stands for "".
-type choice[T ~string] struct {
-	value *T
+type choice struct {
+	value *string
 	names []string
 }
 
 // String returns the name of the value.
-func (c choice[T]) String() string { return cmp.Or(string(*c.value), c.names[0]) }
+func (c choice) String() string { return cmp.Or(*c.value, c.names[0]) }
 
 // Set sets the value by its name.
-func (c choice[T]) Set(name string) error {
-	switch i := slices.Index(c.names, name); i {
+func (c choice) Set(name string) error {
+	switch slices.Index(c.names, name) {
 	case -1:
 		return fmt.Errorf("must be one of %s", strings.Join(c.names, ", "))
 	case 0:
-		*c.value = ""
-	default:
-		*c.value = T(name)
+		name = ""
 	}
+	*c.value = name
 	return nil
 }
 
 // Type is the name of the type in the help text.
-func (c choice[T]) Type() string { return "name" }
+func (c choice) Type() string { return "name" }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-base/featuregate"
@@ -30,7 +29,7 @@ func (v *validator) check(ok bool, path string, value any, message string) {
 }
 
 func (v *validator) bit(path string, p *int32) {
-	v.check(p != nil && *p >= 0 && *p <= 31, path, deref(p), "must be 0 to 31")
+	v.check(*p >= 0 && *p <= 31, path, *p, "must be 0 to 31")
 }
 
 func (v *validator) notNegative(path string, d time.Duration) {
@@ -59,15 +58,8 @@ func (v *validator) listenAt(path, s string) {
 	v.check(err == nil && n > 0 && n <= 65535, path, s, "must have a port from 1 to 65535")
 }
 
-func deref[T any](p *T) any {
-	if p == nil {
-		return "null"
-	}
-	return *p
-}
-
 // validate returns the errors that kube-proxy would report for a configuration with its
-// defaults.
+// defaults, with which no pointer that it reads is nil.
 func validate(c *v1alpha1.KubeProxyConfiguration, system string, gates featuregate.FeatureGate) error {
 	v := &validator{}
 	modes := modesOf(system)
@@ -95,13 +87,13 @@ func validate(c *v1alpha1.KubeProxyConfiguration, system string, gates featurega
 		}
 	}
 
-	v.check(c.OOMScoreAdj != nil && *c.OOMScoreAdj >= -1000 && *c.OOMScoreAdj <= 1000, "oomScoreAdj", deref(c.OOMScoreAdj), "must be -1000 to 1000")
+	v.check(*c.OOMScoreAdj >= -1000 && *c.OOMScoreAdj <= 1000, "oomScoreAdj", *c.OOMScoreAdj, "must be -1000 to 1000")
 	v.check(c.ConfigSyncPeriod.Duration > 0, "configSyncPeriod", c.ConfigSyncPeriod.Duration.String(), "must be positive")
 	ct := c.Conntrack
-	v.check(ct.MaxPerCore == nil || *ct.MaxPerCore >= 0, "conntrack.maxPerCore", deref(ct.MaxPerCore), "must not be negative")
-	v.check(ct.Min == nil || *ct.Min >= 0, "conntrack.min", deref(ct.Min), "must not be negative")
-	v.notNegative("conntrack.tcpEstablishedTimeout", duration(ct.TCPEstablishedTimeout))
-	v.notNegative("conntrack.tcpCloseWaitTimeout", duration(ct.TCPCloseWaitTimeout))
+	v.check(*ct.MaxPerCore >= 0, "conntrack.maxPerCore", *ct.MaxPerCore, "must not be negative")
+	v.check(*ct.Min >= 0, "conntrack.min", *ct.Min, "must not be negative")
+	v.notNegative("conntrack.tcpEstablishedTimeout", ct.TCPEstablishedTimeout.Duration)
+	v.notNegative("conntrack.tcpCloseWaitTimeout", ct.TCPCloseWaitTimeout.Duration)
 	v.notNegative("conntrack.udpTimeout", ct.UDPTimeout.Duration)
 	v.notNegative("conntrack.udpStreamTimeout", ct.UDPStreamTimeout.Duration)
 	v.check(c.ClientConnection.Burst >= 0, "clientConnection.burst", c.ClientConnection.Burst, "must not be negative")
@@ -127,13 +119,6 @@ func validate(c *v1alpha1.KubeProxyConfiguration, system string, gates featurega
 
 	v.errs = append(v.errs, logsapi.Validate(&c.Logging, gates, field.NewPath("logging"))...)
 	return v.errs.ToAggregate()
-}
-
-func duration(d *metav1.Duration) time.Duration {
-	if d == nil {
-		return 0
-	}
-	return d.Duration
 }
 
 // clusterCIDRs parses one CIDR, or two of different families with a comma between.

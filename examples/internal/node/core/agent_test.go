@@ -117,10 +117,13 @@ func TestListenersAreBounded(t *testing.T) {
 
 // TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
 func TestEachParameterCanBeLeftAlone(t *testing.T) {
-	all := tuning.Conntrack{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
-	for _, s := range all.Settings(1) {
-		c := configtest.Parsed(t, []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal", s.Skip})
-		left := c.Tuning.Settings(1)
+	args := []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal"}
+	all := tuning.Settings(configtest.Parsed(t, args).Effective.Conntrack, 1)
+	if len(all) != 7 {
+		t.Errorf("%d parameters are set: %v", len(all), all)
+	}
+	for _, s := range all {
+		left := tuning.Settings(configtest.Parsed(t, append(slices.Clip(args), s.Skip)).Effective.Conntrack, 1)
 		if slices.ContainsFunc(left, func(o tuning.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
 			t.Errorf("%s leaves %v", s.Skip, left)
 		}

@@ -10,13 +10,14 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // Tune sets the parameters of connection tracking. It logs a parameter that cannot be set
 // and continues: a node with a small table serves better than a node without rules.
 func Tune(cfg *config.Config, log *slog.Logger) (err error) {
-	for _, s := range cfg.Tuning.Settings(cpus()) {
+	for _, s := range tuning.Settings(cfg.Effective.Conntrack, cpus()) {
 		switch old, changed, e := s.Apply(""); {
 		case e != nil:
 			log.Warn("cannot set a kernel parameter", "error", e, "skipWith", s.Skip)

@@ -6,13 +6,13 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/iptables"
 )
 
 // Flavor is the flavor of iptables of modes iptables and ipvs, as [ChooseFlavor] chose it. In mode
 // nftables it has only what both flavors drop, and in the other modes it is the zero value.
 type Flavor struct {
-	Name config.Flavor
+	Name iptables.Flavor
 	// why is the reason, or "" in other modes.
 	why string
 	// drops is how chain FORWARD of the other flavor, or in mode nftables of either, drops packets.
@@ -36,11 +36,11 @@ func (f Flavor) Log(log *slog.Logger) {
 }
 
 // other returns the other flavor.
-func other(f config.Flavor) config.Flavor {
-	if f == config.FlavorNFT {
-		return config.FlavorLegacy
+func other(f iptables.Flavor) iptables.Flavor {
+	if f == iptables.NFT {
+		return iptables.Legacy
 	}
-	return config.FlavorNFT
+	return iptables.NFT
 }
 
 // flavorState is what a node has of one flavor, in both address families.
@@ -55,22 +55,22 @@ type flavorState struct {
 
 // decide chooses a flavor as the scripts of kubernetes-sigs/iptables-wrappers do. usual returns the
 // flavor of the programs without a flavor in their names.
-func decide(nft, legacy flavorState, usual func() config.Flavor) (choice config.Flavor, why string) {
+func decide(nft, legacy flavorState, usual func() iptables.Flavor) (choice iptables.Flavor, why string) {
 	switch {
 	case nft.missing != nil && legacy.missing != nil:
-		return config.FlavorAuto, fmt.Sprintf("that of iptables-restore: neither iptables-nft (%v) nor iptables-legacy (%v) can be used", nft.missing, legacy.missing)
+		return iptables.AnyFlavor, fmt.Sprintf("that of iptables-restore: neither iptables-nft (%v) nor iptables-legacy (%v) can be used", nft.missing, legacy.missing)
 	case legacy.missing != nil:
-		return config.FlavorNFT, fmt.Sprintf("iptables-legacy cannot be used: %v", legacy.missing)
+		return iptables.NFT, fmt.Sprintf("iptables-legacy cannot be used: %v", legacy.missing)
 	case nft.missing != nil:
-		return config.FlavorLegacy, fmt.Sprintf("iptables-nft cannot be used: %v", nft.missing)
+		return iptables.Legacy, fmt.Sprintf("iptables-nft cannot be used: %v", nft.missing)
 	case nft.hint != "":
-		return config.FlavorNFT, "kubelet has made the chain " + nft.hint + " in it"
+		return iptables.NFT, "kubelet has made the chain " + nft.hint + " in it"
 	case legacy.hint != "":
-		return config.FlavorLegacy, "kubelet has made the chain " + legacy.hint + " in it"
+		return iptables.Legacy, "kubelet has made the chain " + legacy.hint + " in it"
 	case legacy.rules > nft.rules:
-		return config.FlavorLegacy, fmt.Sprintf("it has %d rules, and iptables-nft has %d", legacy.rules, nft.rules)
+		return iptables.Legacy, fmt.Sprintf("it has %d rules, and iptables-nft has %d", legacy.rules, nft.rules)
 	case nft.rules > legacy.rules:
-		return config.FlavorNFT, fmt.Sprintf("it has %d rules, and iptables-legacy has %d", nft.rules, legacy.rules)
+		return iptables.NFT, fmt.Sprintf("it has %d rules, and iptables-legacy has %d", nft.rules, legacy.rules)
 	}
 	return usual(), "iptables-restore has it, and both flavors have the same number of rules"
 }

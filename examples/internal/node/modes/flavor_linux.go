@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/internal/nft"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -25,8 +26,8 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
 		return f
 	}
-	hints := c.Mode != config.ModeNFTables && c.Flavor == config.FlavorAuto
-	native, legacy := newReader(ctx, config.FlavorNFT, hints), newReader(ctx, config.FlavorLegacy, hints)
+	hints := c.Mode != config.ModeNFTables && c.Flavor == iptables.AnyFlavor
+	native, legacy := newReader(ctx, iptables.NFT, hints), newReader(ctx, iptables.Legacy, hints)
 	if c.Mode == config.ModeNFTables {
 		for _, r := range []*reader{native, legacy} {
 			for _, what := range r.drops(ctx) {
@@ -35,39 +36,39 @@ func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
 		}
 		return f
 	}
-	if f.Name, f.why = c.Flavor, "--iptables-flavor"; f.Name == config.FlavorAuto {
+	if f.Name, f.why = c.Flavor, "--iptables-flavor"; f.Name == iptables.AnyFlavor {
 		if native.hint == "" && legacy.hint == "" {
 			native.countRules(ctx)
 			legacy.countRules(ctx)
 		}
-		f.Name, f.why = decide(native.flavorState, legacy.flavorState, func() config.Flavor { return usualFlavor(ctx) })
+		f.Name, f.why = decide(native.flavorState, legacy.flavorState, func() iptables.Flavor { return usualFlavor(ctx) })
 	}
 	switch f.Name {
-	case config.FlavorNFT:
+	case iptables.NFT:
 		f.drops = legacy.drops(ctx)
-	case config.FlavorLegacy:
+	case iptables.Legacy:
 		f.drops = native.drops(ctx)
 	}
 	return f
 }
 
 // usualFlavor returns the flavor of the programs without one in their names, or nft if there are none.
-func usualFlavor(ctx context.Context) config.Flavor {
+func usualFlavor(ctx context.Context) iptables.Flavor {
 	for _, f := range families {
-		if version, err := output(ctx, program(f, config.FlavorAuto, "restore"), "--version"); err == nil && !strings.Contains(version, "nf_tables") {
-			return config.FlavorLegacy
+		if version, err := output(ctx, program(f, iptables.AnyFlavor, "restore"), "--version"); err == nil && !strings.Contains(version, "nf_tables") {
+			return iptables.Legacy
 		}
 	}
-	return config.FlavorNFT
+	return iptables.NFT
 }
 
 // program returns the name of a program of iptables, such as ip6tables-nft-save.
-func program(f tracker.Family, flavor config.Flavor, suffix string) string {
+func program(f tracker.Family, flavor iptables.Flavor, suffix string) string {
 	name := "iptables"
 	if f == tracker.IPv6 {
 		name = "ip6tables"
 	}
-	if flavor != config.FlavorAuto {
+	if flavor != iptables.AnyFlavor {
 		name += "-" + string(flavor)
 	}
 	return name + "-" + suffix
@@ -87,12 +88,12 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 // reader reads the tables of one flavor. It ignores what it cannot read.
 type reader struct {
 	flavorState
-	flavor config.Flavor
+	flavor iptables.Flavor
 	usable map[tracker.Family]bool
 }
 
 // newReader returns a reader. With hints, it has looked for kubelet's chains.
-func newReader(ctx context.Context, flavor config.Flavor, hints bool) *reader {
+func newReader(ctx context.Context, flavor iptables.Flavor, hints bool) *reader {
 	r := &reader{flavor: flavor, usable: map[tracker.Family]bool{}}
 	var missing []error
 	for _, f := range families {
@@ -101,7 +102,7 @@ func newReader(ctx context.Context, flavor config.Flavor, hints bool) *reader {
 		if err == nil && hints {
 			saved, err = r.save(ctx, f, "mangle")
 		}
-		foreign := flavor == config.FlavorNFT && unreadable(saved, err)
+		foreign := flavor == iptables.NFT && unreadable(saved, err)
 		r.usable[f] = err == nil || foreign || strings.Contains(err.Error(), "Permission denied")
 		if !r.usable[f] {
 			missing = append(missing, err)
@@ -145,7 +146,7 @@ func hintOf(f tracker.Family) string {
 // save returns the output of iptables-save for a table, or for all tables if table is "". It does not
 // read a table of iptables-legacy that does not exist, since that would create it.
 func (r *reader) save(ctx context.Context, f tracker.Family, table string) (string, error) {
-	if r.flavor == config.FlavorLegacy {
+	if r.flavor == iptables.Legacy {
 		if tables, _ := legacyTables(f); len(tables) == 0 || table != "" && !slices.Contains(tables, table) {
 			return "", nil
 		}

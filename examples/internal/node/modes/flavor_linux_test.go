@@ -11,6 +11,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"github.com/go-proxier/proxier/iptables"
 )
 
 func TestMain(m *testing.M) { netlab.Main(m) }
@@ -25,15 +26,15 @@ func TestUnusableFlavorIsNotChosen(t *testing.T) {
 		// programs is the flavors of the programs on PATH. Those in failing report that the kernel
 		// lacks the flavor.
 		programs, failing []string
-		flag, want        config.Flavor
+		flag, want        iptables.Flavor
 		why               string
 	}{
-		{name: "both", programs: []string{"-nft", "-legacy", ""}, want: config.FlavorNFT, why: "same number"},
-		{name: "no legacy", programs: []string{"-nft"}, want: config.FlavorNFT, why: "iptables-legacy cannot be used: "},
-		{name: "no nft", programs: []string{"-legacy"}, want: config.FlavorLegacy, why: "iptables-nft cannot be used: "},
-		{name: "neither", programs: []string{""}, want: config.FlavorAuto, why: "neither"},
-		{name: "no nf_tables", programs: []string{"-nft", "-legacy"}, failing: []string{"-nft"}, want: config.FlavorLegacy, why: "Protocol not supported"},
-		{name: "flag", programs: []string{"-nft", "-legacy"}, flag: config.FlavorLegacy, want: config.FlavorLegacy, why: "--iptables-flavor"},
+		{name: "both", programs: []string{"-nft", "-legacy", ""}, want: iptables.NFT, why: "same number"},
+		{name: "no legacy", programs: []string{"-nft"}, want: iptables.NFT, why: "iptables-legacy cannot be used: "},
+		{name: "no nft", programs: []string{"-legacy"}, want: iptables.Legacy, why: "iptables-nft cannot be used: "},
+		{name: "neither", programs: []string{""}, want: iptables.AnyFlavor, why: "neither"},
+		{name: "no nf_tables", programs: []string{"-nft", "-legacy"}, failing: []string{"-nft"}, want: iptables.Legacy, why: "Protocol not supported"},
+		{name: "flag", programs: []string{"-nft", "-legacy"}, flag: iptables.Legacy, want: iptables.Legacy, why: "--iptables-flavor"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir, paths := t.TempDir(), map[string]string{}
@@ -92,12 +93,12 @@ func TestForeignRulesDoNotHideKubeletsHint(t *testing.T) {
 		}
 		var f Flavor
 		if err := h.Do(func() error {
-			f = ChooseFlavor(t.Context(), &config.Config{Mode: config.ModeIPTables, Flavor: config.FlavorAuto})
+			f = ChooseFlavor(t.Context(), &config.Config{Mode: config.ModeIPTables, Flavor: iptables.AnyFlavor})
 			return nil
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if f.Name != config.FlavorNFT || !strings.Contains(f.why, "KUBE-IPTABLES-HINT") {
+		if f.Name != iptables.NFT || !strings.Contains(f.why, "KUBE-IPTABLES-HINT") {
 			t.Errorf("%s: chose %q because %s", rule, f.Name, f.why)
 		}
 	}

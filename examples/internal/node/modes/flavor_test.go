@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/iptables"
 )
 
 func TestFlavorIsThatOfTheHost(t *testing.T) {
@@ -15,21 +15,21 @@ func TestFlavorIsThatOfTheHost(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		nft, legacy flavorState
-		usual, want config.Flavor
+		usual, want iptables.Flavor
 		why         string
 	}{
-		{"hint in nft", s{hint: hint}, s{rules: 9}, config.FlavorLegacy, config.FlavorNFT, hint},
-		{"hint in legacy", s{rules: 9}, s{hint: hint}, config.FlavorNFT, config.FlavorLegacy, hint},
-		{"hint in both", s{hint: hint}, s{hint: hint}, config.FlavorLegacy, config.FlavorNFT, hint},
-		{"more rules in legacy", s{rules: 2}, s{rules: 9}, config.FlavorNFT, config.FlavorLegacy, "it has 9 rules, and iptables-nft has 2"},
-		{"more rules in nft", s{rules: 9}, s{rules: 2}, config.FlavorLegacy, config.FlavorNFT, "it has 9 rules, and iptables-legacy has 2"},
-		{"both empty", s{}, s{}, config.FlavorNFT, config.FlavorNFT, "same number"},
-		{"both empty on a host with legacy", s{}, s{}, config.FlavorLegacy, config.FlavorLegacy, "same number"},
-		{"no nft", s{missing: missing}, s{}, config.FlavorNFT, config.FlavorLegacy, "iptables-nft cannot be used: missing"},
-		{"no legacy", s{}, s{missing: missing}, config.FlavorLegacy, config.FlavorNFT, "iptables-legacy cannot be used: missing"},
-		{"neither", s{missing: missing}, s{missing: missing}, config.FlavorNFT, config.FlavorAuto, "neither"},
+		{"hint in nft", s{hint: hint}, s{rules: 9}, iptables.Legacy, iptables.NFT, hint},
+		{"hint in legacy", s{rules: 9}, s{hint: hint}, iptables.NFT, iptables.Legacy, hint},
+		{"hint in both", s{hint: hint}, s{hint: hint}, iptables.Legacy, iptables.NFT, hint},
+		{"more rules in legacy", s{rules: 2}, s{rules: 9}, iptables.NFT, iptables.Legacy, "it has 9 rules, and iptables-nft has 2"},
+		{"more rules in nft", s{rules: 9}, s{rules: 2}, iptables.Legacy, iptables.NFT, "it has 9 rules, and iptables-legacy has 2"},
+		{"both empty", s{}, s{}, iptables.NFT, iptables.NFT, "same number"},
+		{"both empty on a host with legacy", s{}, s{}, iptables.Legacy, iptables.Legacy, "same number"},
+		{"no nft", s{missing: missing}, s{}, iptables.NFT, iptables.Legacy, "iptables-nft cannot be used: missing"},
+		{"no legacy", s{}, s{missing: missing}, iptables.Legacy, iptables.NFT, "iptables-legacy cannot be used: missing"},
+		{"neither", s{missing: missing}, s{missing: missing}, iptables.NFT, iptables.AnyFlavor, "neither"},
 	} {
-		if got, why := decide(tt.nft, tt.legacy, func() config.Flavor { return tt.usual }); got != tt.want || !strings.Contains(why, tt.why) {
+		if got, why := decide(tt.nft, tt.legacy, func() iptables.Flavor { return tt.usual }); got != tt.want || !strings.Contains(why, tt.why) {
 			t.Errorf("%s: %q because %s; want %q because %s", tt.name, got, why, tt.want, tt.why)
 		}
 	}

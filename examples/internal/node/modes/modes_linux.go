@@ -109,7 +109,7 @@ func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
 func IPTablesWith(edit func(*iptables.Config)) Mode {
 	configure := func(s Settings) (iptables.Config, error) {
 		c := iptables.Config{
-			Families: s.Families, Flavor: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: s.Config.ServesLoopback(), CountTraffic: s.TrafficMetrics,
+			Families: s.Families, Flavor: s.Flavor, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: s.Config.ServesLoopback(), CountTraffic: s.TrafficMetrics,
 			Hooks: &iptables.Hooks{Applied: func(i iptables.WriteInfo) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
 		}
 		edit(&c)
@@ -164,7 +164,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 // returns none if only the programs without a flavor in their names can be used.
 func inOtherFlavor[C any](s Settings, list []C, flavorOf func(C) iptables.Flavor) []C {
 	return slices.DeleteFunc(list, func(c C) bool {
-		return s.Flavor == config.FlavorAuto || flavorOf(c) != iptables.Flavor(other(s.Flavor))
+		return s.Flavor == iptables.AnyFlavor || flavorOf(c) != other(s.Flavor)
 	})
 }
 

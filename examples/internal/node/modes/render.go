@@ -107,7 +107,7 @@ func propertiesOf(p *ruleset.Port) ipvs.Properties {
 func ipvsConfig(s Settings) (ipvs.Config, error) {
 	e := s.Effective.IPVS
 	c := ipvs.Config{
-		Families: s.Families, IPTables: iptables.Flavor(s.Flavor), MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
+		Families: s.Families, IPTables: s.Flavor, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
 		Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
 		Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 	}

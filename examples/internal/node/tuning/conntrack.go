@@ -11,41 +11,14 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// MaxEntries bounds the limit that [Conntrack.Settings] computes from MaxPerCore. More
-// entries would cost hundreds of megabytes of kernel memory on machines with many
-// CPUs. [Conntrack.Min] may be larger. It is kube-proxy's bound.
+// MaxEntries bounds the limit that [Settings] computes from maxPerCore, as kube-proxy does. More entries would cost
+// hundreds of megabytes of kernel memory on machines with many CPUs. The field min may be larger.
 const MaxEntries = 1 << 20
-
-// Conntrack holds parameters of the kernel's connection tracking. The zero value changes
-// nothing. The caller chooses the defaults. The comment of each field gives kube-proxy's.
-type Conntrack struct {
-	// MaxPerCore is the number of connections to track for each CPU, up to
-	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). A limit that
-	// is higher already stays, as with kube-proxy 1.37. 0 changes neither the limit nor
-	// the size of the hash table. kube-proxy's default is 32,768.
-	MaxPerCore int
-	// Min is the smallest limit, even if MaxPerCore yields less. [MaxEntries] does not
-	// bound it. It has no effect if MaxPerCore is 0. kube-proxy's default is 131,072.
-	Min int
-	// TCPEstablishedTimeout is how long the kernel keeps an established TCP connection
-	// without a packet (nf_conntrack_tcp_timeout_established); 0 changes nothing.
-	// kube-proxy's default is 24 hours, the kernel's 5 days.
-	TCPEstablishedTimeout time.Duration
-	// TCPCloseWaitTimeout is how long the kernel keeps a TCP connection that the other
-	// side has closed (nf_conntrack_tcp_timeout_close_wait); 0 changes nothing.
-	// kube-proxy's default is 1 hour, the kernel's 1 minute.
-	TCPCloseWaitTimeout time.Duration
-	// UDPTimeout is how long the kernel keeps a UDP flow without replies
-	// (nf_conntrack_udp_timeout). UDPStreamTimeout is how long it keeps a flow with
-	// packets in both directions (nf_conntrack_udp_timeout_stream). 0, kube-proxy's
-	// default, changes nothing.
-	UDPTimeout, UDPStreamTimeout time.Duration
-	// TCPBeLiberal makes the kernel treat packets outside of a TCP window as valid
-	// (nf_conntrack_tcp_be_liberal); false changes nothing.
-	TCPBeLiberal bool
-}
 
 // Setting is a kernel parameter and its wanted value.
 type Setting struct {
@@ -67,35 +40,30 @@ const (
 	hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 )
 
-// Settings returns the parameters of t, whose fields are not negative, for a machine with the given
-// number of CPUs, in the order in which to set them. The limit applies to the whole machine, so cores is
-// the number of its online CPUs (/sys/devices/system/cpu/online), not the number that the
-// process may run on ([runtime.NumCPU]).
-func (t Conntrack) Settings(cores int) (out []Setting) {
-	if t.MaxPerCore > 0 {
-		limit := MaxEntries
-		// The product is only computed where it cannot overflow.
-		if cores = max(cores, 1); t.MaxPerCore <= MaxEntries/cores {
-			limit = t.MaxPerCore * cores
-		}
-		limit = max(limit, t.Min)
+// Settings returns the parameters of a configuration with its defaults, whose numbers are not negative, for a machine
+// with the given number of CPUs, in the order in which to set them. The limit applies to the whole machine, so cores
+// is the number of its online CPUs (/sys/devices/system/cpu/online), not the number that the process may run on
+// ([runtime.NumCPU]).
+func Settings(c v1alpha1.KubeProxyConntrackConfiguration, cores int) (out []Setting) {
+	if *c.MaxPerCore > 0 {
+		limit := int(max(min(int64(*c.MaxPerCore)*int64(max(cores, 1)), MaxEntries), int64(*c.Min)))
 		out = append(out,
 			// A smaller table would lose connections of a node that was tuned for more.
 			Setting{sysctlFolder + "max", limit, true, "--conntrack-max-per-core=0"},
 			// The kernel uses four entries for each bucket on small machines.
 			Setting{hashSizeFile, limit / 4, true, "--conntrack-max-per-core=0"})
 	}
-	timeout := func(name, flag string, d time.Duration) {
-		if d > 0 {
+	timeout := func(name, flag string, d metav1.Duration) {
+		if d.Duration > 0 {
 			// Round up, because with 0 the kernel would drop entries immediately.
-			out = append(out, Setting{Path: sysctlFolder + name, Value: int((d + time.Second - 1) / time.Second), Skip: flag + "=0"})
+			out = append(out, Setting{Path: sysctlFolder + name, Value: int((d.Duration + time.Second - 1) / time.Second), Skip: flag + "=0"})
 		}
 	}
-	timeout("tcp_timeout_established", "--conntrack-tcp-timeout-established", t.TCPEstablishedTimeout)
-	timeout("tcp_timeout_close_wait", "--conntrack-tcp-timeout-close-wait", t.TCPCloseWaitTimeout)
-	timeout("udp_timeout", "--conntrack-udp-timeout", t.UDPTimeout)
-	timeout("udp_timeout_stream", "--conntrack-udp-timeout-stream", t.UDPStreamTimeout)
-	if t.TCPBeLiberal {
+	timeout("tcp_timeout_established", "--conntrack-tcp-timeout-established", *c.TCPEstablishedTimeout)
+	timeout("tcp_timeout_close_wait", "--conntrack-tcp-timeout-close-wait", *c.TCPCloseWaitTimeout)
+	timeout("udp_timeout", "--conntrack-udp-timeout", c.UDPTimeout)
+	timeout("udp_timeout_stream", "--conntrack-udp-timeout-stream", c.UDPStreamTimeout)
+	if c.TCPBeLiberal {
 		out = append(out, Setting{Path: sysctlFolder + "tcp_be_liberal", Value: 1, Skip: "--conntrack-tcp-be-liberal=false"})
 	}
 	return out

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -24,10 +27,11 @@ func TestKernelParametersAreTuned(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		settings := Conntrack{
-			MaxPerCore: 1, Min: 1 << 30, // more than any machine has, because the limit is only raised
-			TCPEstablishedTimeout: 23 * time.Hour, UDPStreamTimeout: 77 * time.Second, TCPBeLiberal: true,
-		}.Settings(1)
+		settings := Settings(v1alpha1.KubeProxyConntrackConfiguration{
+			MaxPerCore: new(int32(1)), Min: new(int32(1 << 30)), // more than any machine has, because the limit is only raised
+			TCPEstablishedTimeout: &metav1.Duration{Duration: 23 * time.Hour}, TCPCloseWaitTimeout: &metav1.Duration{},
+			UDPStreamTimeout: metav1.Duration{Duration: 77 * time.Second}, TCPBeLiberal: true,
+		}, 1)
 		// The machine's hash table stays as it is.
 		settings = slices.DeleteFunc(settings, func(s Setting) bool { return s.Path == hashFile })
 		if _, err := os.Stat("/" + settings[0].Path); err != nil {

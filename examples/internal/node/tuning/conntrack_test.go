@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
 	"github.com/go-proxier/proxier/internal/testing/must"
 )
 
@@ -24,8 +27,9 @@ const (
 
 func TestLimitGrowsWithCores(t *testing.T) {
 	for _, tt := range []struct {
-		perCore, least, cores int
-		want                  int // 0: left alone
+		perCore, least int32
+		cores          int
+		want           int // 0: left alone
 	}{
 		{0, 131072, 4, 0},
 		{32768, 131072, 2, 131072},
@@ -37,11 +41,13 @@ func TestLimitGrowsWithCores(t *testing.T) {
 		{1, 1, 1, 1},
 		{1, 2 << 20, 1, 2 << 20}, // the floor has no cap
 		{32768, 2 << 20, 64, 2 << 20},
-		{math.MaxInt, math.MaxInt, 64, math.MaxInt},
-		{math.MaxInt, 5, 64, 1 << 20},
-		{math.MaxInt/2 + 1, 0, 2, 1 << 20},
+		{math.MaxInt32, math.MaxInt32, 64, math.MaxInt32},
+		{math.MaxInt32, 5, 64, 1 << 20},
+		{math.MaxInt32/2 + 1, 0, 2, 1 << 20},
 	} {
-		got := Conntrack{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
+		got := Settings(v1alpha1.KubeProxyConntrackConfiguration{
+			MaxPerCore: &tt.perCore, Min: &tt.least, TCPEstablishedTimeout: &metav1.Duration{}, TCPCloseWaitTimeout: &metav1.Duration{},
+		}, tt.cores)
 		var want []Setting
 		if tt.want != 0 {
 			const skip = "--conntrack-max-per-core=0"
@@ -54,10 +60,11 @@ func TestLimitGrowsWithCores(t *testing.T) {
 }
 
 func TestTuningYieldsSettings(t *testing.T) {
-	got := Conntrack{
-		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
-		UDPTimeout: time.Millisecond, UDPStreamTimeout: 3*time.Second + 1, TCPBeLiberal: true,
-	}.Settings(1)
+	after := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	got := Settings(v1alpha1.KubeProxyConntrackConfiguration{
+		MaxPerCore: new(int32), TCPEstablishedTimeout: new(after(24 * time.Hour)), TCPCloseWaitTimeout: new(after(time.Hour)),
+		UDPTimeout: after(time.Millisecond), UDPStreamTimeout: after(3*time.Second + 1), TCPBeLiberal: true,
+	}, 1)
 	for i := range got {
 		got[i].Skip = "" // core's TestEachParameterCanBeLeftAlone
 	}

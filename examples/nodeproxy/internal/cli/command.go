@@ -43,8 +43,8 @@ func (p *Program) CompleteFlags(c *cobra.Command) {
 		"proxy-mode":        {config.ModeNFTables, config.ModeIPTables, config.ModeIPVS, config.ModeUserspace},
 		"detect-local-mode": {config.ClusterCIDR, config.NodeCIDR, config.BridgeInterface, config.InterfaceNamePrefix},
 		"logging-format":    {"text", "json"},
-		"iptables-flavor":   {"auto", string(config.FlavorNFT), string(config.FlavorLegacy)},
-		"kube-proxy-table":  {string(config.TableAlways), "adopted", string(config.TableNever)},
+		"iptables-flavor":   config.Flavors(),
+		"kube-proxy-table":  {config.TableAlways, "adopted", config.TableNever},
 	} {
 		Complete(c, name, values...)
 	}

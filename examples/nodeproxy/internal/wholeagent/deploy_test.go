@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -65,12 +66,12 @@ func daemonSet(t *testing.T) *apps.DaemonSet {
 // parameters is the part of a configuration that determines which kernel parameters are set.
 type parameters struct {
 	mode                          string
-	tuning                        tuning.Conntrack
+	tuning                        []tuning.Setting
 	localhostNodePorts, strictARP bool
 }
 
 func parametersOf(c *config.Config) parameters {
-	return parameters{c.Mode, c.Tuning, c.ServesLoopback(), c.Effective.IPVS.StrictARP}
+	return parameters{c.Mode, tuning.Settings(c.Effective.Conntrack, 1), c.ServesLoopback(), c.Effective.IPVS.StrictARP}
 }
 
 // argumentsOf returns the arguments of a container with another configuration file.
@@ -111,7 +112,7 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 			}
 		}
 		// The init container must set the parameters that the other one needs.
-		if len(all) != 2 || all[0] != all[1] || all[0].mode != mode || mode == "iptables" && !all[0].localhostNodePorts {
+		if len(all) != 2 || !reflect.DeepEqual(all[0], all[1]) || all[0].mode != mode || mode == "iptables" && !all[0].localhostNodePorts {
 			t.Errorf("mode %s: the containers' parameters are %+v", mode, all)
 		}
 	}
