@@ -96,16 +96,15 @@ func (n *Namespace) Close() error { return n.file.Close() }
 // already.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
-	if info, err := os.Stat(own); err == nil && os.SameFile(info, n.info) {
-		defer runtime.UnlockOSThread()
-		return f()
-	}
 	defer runtime.UnlockOSThread() // leave locks it a second time
 	home, err := Open(nil)
 	if err != nil {
 		return err
 	}
 	defer home.Close()
+	if os.SameFile(home.info, n.info) {
+		return f()
+	}
 	return home.leave(func() error {
 		if err := n.enter(); err != nil {
 			return fmt.Errorf("enter network namespace: %w", err)
