@@ -16,48 +16,49 @@ const emptyInterval = 5 * time.Second
 // that every node needs: its own Node, and the Service of the API server. A wrong node name is the
 // most frequent mistake of operators, and nothing else tells of it.
 type emptySources struct {
-	w   *World
-	why map[kubeapi.Source]string
-
+	w  *World
 	mu sync.Mutex
-	// has holds the sources that have an object, and empty those that are listed and have none, with
-	// the number of intervals since then.
-	has   map[kubeapi.Source]bool
-	empty map[kubeapi.Source]int
+	of map[kubeapi.Source]*emptySource
+}
+
+// emptySource is a resource of which every cluster has an object.
+type emptySource struct {
+	problem     string
+	listed, has bool
+	// intervals is the number of intervals since it was listed without an object.
+	intervals int
 }
 
 func newEmptySources(w *World) *emptySources {
-	return &emptySources{
-		w: w, has: map[kubeapi.Source]bool{}, empty: map[kubeapi.Source]int{},
-		why: map[kubeapi.Source]string{
-			kubeapi.Nodes: fmt.Sprintf("there is no Node named %q, a name from %s: endpoints on this node are not known as local, and /healthz answers 503",
-				w.Config.NodeName, w.Config.NodeNameFrom),
-			kubeapi.Services: "there is no Service, not even that of the API server: is this the right API server?",
-			kubeapi.Slices:   "there is no EndpointSlice, not even that of the API server: all Services refuse connections",
-		},
-	}
+	return &emptySources{w: w, of: map[kubeapi.Source]*emptySource{
+		kubeapi.Nodes: {problem: fmt.Sprintf("there is no Node named %q, a name from %s: endpoints on this node are not known as local, and /healthz answers 503",
+			w.Config.NodeName, w.Config.NodeNameFrom)},
+		kubeapi.Services: {problem: "there is no Service, not even that of the API server: is this the right API server?"},
+		kubeapi.Slices:   {problem: "there is no EndpointSlice, not even that of the API server: all Services refuse connections"},
+	}}
 }
 
 // seen records that a source has an object.
 func (e *emptySources) seen(s kubeapi.Source) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.has[s] = true
-	if _, ok := e.empty[s]; ok {
-		delete(e.empty, s)
+	if x := e.of[s]; x.listed && !x.has {
 		e.w.Log.Info("the API server has an object now", "resource", string(s))
 	}
+	e.of[s].has = true
 }
 
 // listed records that all objects of a source were handed in.
 func (e *emptySources) listed(s kubeapi.Source) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.why[s] != "" && !e.has[s] {
-		e.empty[s] = 0
-		if s == kubeapi.Nodes {
-			e.w.Ineligible(e.why[s])
-		}
+	x := e.of[s]
+	if x == nil { // clusters before 1.33 have no ServiceCIDR
+		return
+	}
+	x.listed = true
+	if s == kubeapi.Nodes && !x.has {
+		e.w.Ineligible(x.problem)
 	}
 }
 
@@ -72,11 +73,12 @@ func (e *emptySources) warn(ctx context.Context) {
 		case <-tick.C:
 		}
 		e.mu.Lock()
-		for s, n := range e.empty {
-			n++
-			e.empty[s] = n
-			if n&(n-1) == 0 || n%128 == 0 {
-				e.w.Log.Warn("the API server has listed no object of a resource", "resource", string(s), "problem", e.why[s])
+		for s, x := range e.of {
+			if !x.listed || x.has {
+				continue
+			}
+			if x.intervals++; x.intervals&(x.intervals-1) == 0 || x.intervals%128 == 0 {
+				e.w.Log.Warn("the API server has listed no object of a resource", "resource", string(s), "problem", x.problem)
 			}
 		}
 		e.mu.Unlock()

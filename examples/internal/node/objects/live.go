@@ -18,40 +18,6 @@ const (
 	failingTimeout = 5 * time.Second
 )
 
-// failures are the resources that cannot be read.
-type failures struct {
-	mu sync.Mutex
-	of map[string]failure
-}
-
-type failure struct {
-	since time.Time
-	err   error
-}
-
-// set records the outcome of a request about a resource.
-func (f *failures) set(resource string, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err == nil {
-		delete(f.of, resource)
-	} else if _, ok := f.of[resource]; !ok {
-		f.of[resource] = failure{time.Now(), err}
-	}
-}
-
-// lasting returns the error about a resource that has failed for a while, or nil.
-func (f *failures) lasting() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for resource, x := range f.of {
-		if time.Since(x.since) >= failingTimeout {
-			return fmt.Errorf("cannot read %s: %w", resource, x.err)
-		}
-	}
-	return nil
-}
-
 // Peek returns the world in its present state.
 func Peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*World, error) {
 	live, err := Watch(ctx, cfg, log)
@@ -100,15 +66,35 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 		return nil, err
 	}
 	stop = append(stop, stopReading)
-	failing := failures{of: map[string]failure{}}
+	var mu sync.Mutex
+	failing := map[string]*time.Timer{} // by resource
+	failed := make(chan error, 1)
 	w, err := New(cfg, nil, node, WorldHooks{
 		APIServer: FindAPIAddresses(wait, client, log),
 		Own:       own,
 		Ranges:    ranges,
 		Keep:      true,
-		NotRead:   failing.set,
-		Contact:   func(resource string) { failing.set(resource, nil) },
-		Failed:    func(error) {},
+		NotRead: func(resource string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if failing[resource] == nil {
+				failing[resource] = time.AfterFunc(failingTimeout, func() {
+					select {
+					case failed <- fmt.Errorf("cannot read %s: %w", resource, err):
+					default:
+					}
+				})
+			}
+		},
+		Contact: func(resource string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if t := failing[resource]; t != nil {
+				t.Stop()
+				delete(failing, resource)
+			}
+		},
+		Failed: func(error) {},
 	}, log)
 	if err != nil {
 		return nil, err
@@ -130,10 +116,8 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	for !w.Tracker.Synced() {
 		select {
 		case <-changed:
-		case <-time.After(200 * time.Millisecond):
-			if err := failing.lasting(); err != nil {
-				return nil, err
-			}
+		case err := <-failed:
+			return nil, err
 		case <-wait.Done():
 			return nil, fmt.Errorf("cannot list the objects: %w", wait.Err())
 		}

@@ -165,7 +165,7 @@ func TestLinesAboutManifestsAreBounded(t *testing.T) {
 		w := must.Get(New(cfg, nil, nil, WorldHooks{Keep: keep}, logger))(t)
 		f.handInFirst(w)
 		if keep {
-			if log.Len() != 0 || len(w.Problems()) != 101 || len(w.LeftOutOfService(types.NamespacedName{Namespace: "default", Name: "web-99"})) != 1 {
+			if log.Len() != 0 || len(w.Problems()) != 101 || len(w.LeftOut("Service", types.NamespacedName{Namespace: "default", Name: "web-99"})) != 1 {
 				t.Errorf("%d problems, log:\n%s", len(w.Problems()), log.String())
 			}
 			continue

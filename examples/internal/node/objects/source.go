@@ -87,12 +87,12 @@ type Files struct {
 	reader  *manifests.Reader
 	watcher *manifests.Watcher
 	first   manifests.Changes
-	// Together, if not nil, calls a function that hands in the objects of one change.
+	// Together calls a function that hands in the objects of one change.
 	Together func(func())
 }
 
 func newFiles(cfg *config.Config, log *slog.Logger) (_ *Files, err error) {
-	f := &Files{cfg: cfg, log: log, reader: manifests.NewReader(cfg.Manifests)}
+	f := &Files{cfg: cfg, log: log, reader: manifests.NewReader(cfg.Manifests), Together: func(feed func()) { feed() }}
 	// Watch before reading, so that no change goes unnoticed.
 	if f.watcher, err = manifests.NewWatcher(cfg.Manifests); err != nil {
 		return nil, fmt.Errorf("--manifests: %w", err)
@@ -120,7 +120,7 @@ func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
 // handInFirst hands in the objects that the files had at the start. They are synced when all are
 // handed in.
 func (f *Files) handInFirst(w *World) {
-	f.handIn(func() { f.feed(w, f.first) })
+	f.Together(func() { f.feed(w, f.first) })
 	f.first = manifests.Changes{}
 	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
@@ -143,18 +143,9 @@ func (f *Files) Follow(ctx context.Context, w *World) error {
 		}
 		last = ""
 		if c.Any {
-			f.handIn(func() { f.feed(w, c) })
+			f.Together(func() { f.feed(w, c) })
 		}
 	}
-}
-
-// handIn calls feed, which hands in objects that must be synced together.
-func (f *Files) handIn(feed func()) {
-	if f.Together != nil {
-		f.Together(feed)
-		return
-	}
-	feed()
 }
 
 // feed hands in the objects that changed, and logs the problems.
@@ -182,18 +173,23 @@ func (f *Files) feed(w *World, c manifests.Changes) {
 		}
 	}
 	for _, ref := range c.Gone {
-		switch ref.Kind {
-		case manifests.Service:
-			w.DeleteService(ref.NamespacedName)
-		case manifests.EndpointSlice:
-			w.DeleteSlice(ref.NamespacedName)
-		case manifests.Node:
-			if ref.Name == f.cfg.NodeName {
-				w.nodeGone(true)
-			}
-		case manifests.ServiceCIDR:
-			w.DeleteServiceCIDR(ref.Name)
+		w.remove(ref)
+	}
+}
+
+// remove takes away an object of the manifests.
+func (w *World) remove(ref manifests.Ref) {
+	switch ref.Kind {
+	case manifests.Service:
+		w.DeleteService(ref.NamespacedName)
+	case manifests.EndpointSlice:
+		w.DeleteSlice(ref.NamespacedName)
+	case manifests.Node:
+		if ref.Name == w.Config.NodeName {
+			w.discardNode()
 		}
+	case manifests.ServiceCIDR:
+		w.DeleteServiceCIDR(ref.Name)
 	}
 }
 
@@ -216,14 +212,7 @@ func (w *World) LeaveOutRefused() {
 	for _, p := range w.Problems() {
 		if p.Refused || p.Ref.Name == "" {
 			out = append(out, p)
-			switch p.Ref.Kind {
-			case manifests.Service:
-				w.DeleteService(p.Ref.NamespacedName)
-			case manifests.EndpointSlice:
-				w.DeleteSlice(p.Ref.NamespacedName)
-			case manifests.ServiceCIDR:
-				w.DeleteServiceCIDR(p.Ref.Name)
-			}
+			w.remove(p.Ref)
 		}
 	}
 	logProblems(w.Log, "left out an object of the manifests", out)
@@ -286,7 +275,7 @@ func (s *apiServer) Follow(ctx context.Context, w *World) error {
 		SetSlice:          Guarded(w, func(o *discovery.EndpointSlice) { empty.seen(kubeapi.Slices); w.SetSlice(o) }),
 		DeleteSlice:       Guarded(w, w.DeleteSlice),
 		SetNode:           Guarded(w, func(o *v1.Node) { empty.seen(kubeapi.Nodes); w.SetNode(o) }),
-		DeleteNode:        func() { Guarded(w, w.nodeGone)(false) },
+		DeleteNode:        func() { Guarded(w, func(struct{}) { w.DeleteNode() })(struct{}{}) },
 		SetServiceCIDR:    Guarded(w, w.SetServiceCIDR),
 		DeleteServiceCIDR: Guarded(w, w.DeleteServiceCIDR),
 		Contact: func(s kubeapi.Source) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
@@ -50,14 +50,11 @@ type World struct {
 	// ranges holds the last result of Ranges, and reported the overlaps that were reported.
 	ranges   Ranges
 	reported map[overlap]bool
-	// services and slices hold the objects if the hooks ask for it; otherwise they are nil.
-	keptServices map[types.NamespacedName]*v1.Service
-	keptSlices   map[types.NamespacedName]*discovery.EndpointSlice
 
-	// findings is for Keep, like them, and may be locked with the tracker's lock held.
-	findings struct {
+	// kept is what a world with Keep stores. It may be locked with the tracker's lock held.
+	kept struct {
 		sync.Mutex
-		left     map[objectName][]tracker.LeftOut
+		objects  map[objectName]*keptObject
 		problems []*manifests.Problem
 	}
 }
@@ -66,6 +63,12 @@ type World struct {
 type objectName struct {
 	kind string
 	types.NamespacedName
+}
+
+// keptObject is a Service or EndpointSlice, and what was left out of it.
+type keptObject struct {
+	metav1.Object
+	left []tracker.LeftOut
 }
 
 // WorldHooks are the functions that a world calls. All but Failed may be nil.
@@ -105,7 +108,7 @@ type WorldHooks struct {
 	// out.
 	LeftOut func(v1.ObjectReference, []tracker.LeftOut)
 	// Keep stores the objects for KeptServices and KeptSlices, and what is wrong with objects for
-	// LeftOutOf and Problems, which is then not logged.
+	// LeftOut and Problems, which is then not logged.
 	Keep bool
 	// Failed is called with an error that requires a restart of the agent.
 	Failed func(error)
@@ -127,8 +130,7 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 	leftOut, objectLog := hooks.LeftOut, log
 	if hooks.Keep {
 		leftOut, objectLog = w.keepLeftOut, slog.New(slog.DiscardHandler)
-		w.findings.left = map[objectName][]tracker.LeftOut{}
-		w.keptServices, w.keptSlices = map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]*discovery.EndpointSlice{}
+		w.kept.objects = map[objectName]*keptObject{}
 	}
 	// How pod traffic is recognized must be known from the start.
 	local, err := w.localTraffic()
@@ -208,26 +210,25 @@ func (w whole) Take() tracker.Changes {
 // SetService hands in a Service.
 func (w *World) SetService(s *v1.Service) {
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	w.keep(kindService, name, func() { w.keptServices[name] = s })
+	w.keep(kindService, name, s)
 	w.ReceiveService(name, func() bool { return w.Tracker.SetService(s) })
 }
 
 // DeleteService takes a Service away.
 func (w *World) DeleteService(n types.NamespacedName) {
-	w.keep(kindService, n, func() { delete(w.keptServices, n) })
+	w.keep(kindService, n, nil)
 	w.ReceiveService(n, func() bool { return w.Tracker.DeleteService(n) })
 }
 
 // SetSlice hands in an EndpointSlice.
 func (w *World) SetSlice(s *discovery.EndpointSlice) {
-	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	w.keep(kindEndpointSlice, name, func() { w.keptSlices[name] = s })
+	w.keep(kindEndpointSlice, types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, s)
 	w.ReceiveSlice(string(s.AddressType), func() bool { return w.Tracker.SetSlice(s) })
 }
 
 // DeleteSlice takes an EndpointSlice away.
 func (w *World) DeleteSlice(n types.NamespacedName) {
-	w.keep(kindEndpointSlice, n, func() { delete(w.keptSlices, n) })
+	w.keep(kindEndpointSlice, n, nil)
 	w.ReceiveSlice("", func() bool { return w.Tracker.DeleteSlice(n) })
 }
 
@@ -237,90 +238,92 @@ const (
 	kindEndpointSlice = "EndpointSlice"
 )
 
-// keep calls f, which changes a stored object, if objects are stored. What was left out of the
-// object is forgotten.
-func (w *World) keep(kind string, name types.NamespacedName, f func()) {
-	if w.Keep {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		f()
-		w.findings.Lock()
-		defer w.findings.Unlock()
-		delete(w.findings.left, objectName{kind, name})
+// keep stores an object, or nil for one that is gone, if objects are stored.
+func (w *World) keep(kind string, name types.NamespacedName, o metav1.Object) {
+	if !w.Keep {
+		return
+	}
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	if o == nil {
+		delete(w.kept.objects, objectName{kind, name})
+	} else {
+		w.kept.objects[objectName{kind, name}] = &keptObject{Object: o}
 	}
 }
 
 // keepLeftOut is the OnLeftOut function of the tracker if objects are stored.
 func (w *World) keepLeftOut(o v1.ObjectReference, left []tracker.LeftOut) {
-	w.findings.Lock()
-	defer w.findings.Unlock()
-	w.findings.left[objectName{o.Kind, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = left
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	if k := w.kept.objects[objectName{o.Kind, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}]; k != nil {
+		k.left = left
+	}
 }
 
-// LeftOutOfService returns what is left out of a Service. The caller must not change it.
-func (w *World) LeftOutOfService(n types.NamespacedName) []tracker.LeftOut {
-	return w.leftOutOf(objectName{kindService, n})
-}
-
-// LeftOutOfSlice returns what is left out of an EndpointSlice. The caller must not change it.
-func (w *World) LeftOutOfSlice(s *discovery.EndpointSlice) []tracker.LeftOut {
-	return w.leftOutOf(objectName{kindEndpointSlice, types.NamespacedName{Namespace: s.Namespace, Name: s.Name}})
-}
-
-func (w *World) leftOutOf(n objectName) []tracker.LeftOut {
-	w.findings.Lock()
-	defer w.findings.Unlock()
-	return w.findings.left[n]
+// LeftOut returns what is left out of an object of the kind Service or EndpointSlice. The caller must not change it.
+func (w *World) LeftOut(kind string, n types.NamespacedName) []tracker.LeftOut {
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	if k := w.kept.objects[objectName{kind, n}]; k != nil {
+		return k.left
+	}
+	return nil
 }
 
 // keepProblems stores problems with manifests, if objects are stored, and reports whether they are.
 func (w *World) keepProblems(all ...*manifests.Problem) bool {
 	if w.Keep {
-		w.findings.Lock()
-		defer w.findings.Unlock()
-		w.findings.problems = append(w.findings.problems, all...)
+		w.kept.Lock()
+		defer w.kept.Unlock()
+		w.kept.problems = append(w.kept.problems, all...)
 	}
 	return w.Keep
 }
 
 // Problems returns the problems with the manifests. The caller must not change them.
 func (w *World) Problems() []*manifests.Problem {
-	w.findings.Lock()
-	defer w.findings.Unlock()
-	return w.findings.problems
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	return w.kept.problems
 }
 
 // KeptServices returns the Services, sorted by name. The caller must not change them.
 func (w *World) KeptServices() []*v1.Service {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.SortedFunc(maps.Values(w.keptServices), func(a, b *v1.Service) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
-}
-
-// KeptService returns a Service, or nil.
-func (w *World) KeptService(n types.NamespacedName) *v1.Service {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.keptServices[n]
+	return keptOf(w, func(*v1.Service) bool { return true })
 }
 
 // KeptSlices returns the EndpointSlices of a Service, or all of them for the zero name, sorted by
 // name. The caller must not change them.
 func (w *World) KeptSlices(service types.NamespacedName) []*discovery.EndpointSlice {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var out []*discovery.EndpointSlice
-	for _, s := range w.keptSlices {
-		if service.Name == "" || s.Namespace == service.Namespace && s.Labels[discovery.LabelServiceName] == service.Name {
-			out = append(out, s)
+	return keptOf(w, func(s *discovery.EndpointSlice) bool {
+		return service.Name == "" || s.Namespace == service.Namespace && s.Labels[discovery.LabelServiceName] == service.Name
+	})
+}
+
+// keptOf returns the stored objects of a type for which is returns true, sorted by name.
+func keptOf[T metav1.Object](w *World, is func(T) bool) (out []T) {
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	for _, k := range w.kept.objects {
+		if o, ok := k.Object.(T); ok && is(o) {
+			out = append(out, o)
 		}
 	}
-	slices.SortFunc(out, func(a, b *discovery.EndpointSlice) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	slices.SortFunc(out, func(a, b T) int {
+		return cmp.Or(strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()))
 	})
 	return out
+}
+
+// KeptService returns a Service, or nil.
+func (w *World) KeptService(n types.NamespacedName) *v1.Service {
+	w.kept.Lock()
+	defer w.kept.Unlock()
+	if k := w.kept.objects[objectName{kindService, n}]; k != nil {
+		return k.Object.(*v1.Service)
+	}
+	return nil
 }
 
 // SetNode hands in this node's object. It calls failed if the agent cannot follow a change.
@@ -343,24 +346,22 @@ func (w *World) SetNode(n *v1.Node) {
 	}
 }
 
-// DeleteNode is for a Node object that was deleted.
-func (w *World) DeleteNode() { w.nodeGone(false) }
-
-// nodeGone handles the deletion of this node's object. If discard is not set, the last state
-// of the object stays in effect, because the node still carries its pods' traffic, and the
-// node is not eligible for load-balancer traffic. If discard is set, the node is as eligible
-// as one that never had an object.
-func (w *World) nodeGone(discard bool) {
+// DeleteNode is for a Node object that was deleted. Its last state stays in effect, because the node still carries its
+// pods' traffic, and the node is not eligible for load-balancer traffic.
+func (w *World) DeleteNode() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !discard {
-		w.Ineligible("the Node object was deleted")
-		if !w.gone {
-			w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
-		}
-		w.gone = true
-		return
+	w.Ineligible("the Node object was deleted")
+	if !w.gone {
+		w.Log.Warn("the Node object was deleted; its last state stays in effect", "node", w.Config.NodeName)
 	}
+	w.gone = true
+}
+
+// discardNode makes the node one that never had an object.
+func (w *World) discardNode() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.Ineligible("")
 	w.node = nil
 	w.trackNode()

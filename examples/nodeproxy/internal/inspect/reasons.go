@@ -40,11 +40,11 @@ func (f finding) label() string {
 }
 
 func aboutService(w *objects.World, n types.NamespacedName) []finding {
-	return findings("Service "+n.String(), w.LeftOutOfService(n))
+	return findings("Service "+n.String(), w.LeftOut("Service", n))
 }
 
 func aboutSlice(w *objects.World, s *discovery.EndpointSlice) []finding {
-	return findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOutOfSlice(s))
+	return findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOut("EndpointSlice", types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
 }
 
 func findings(object string, left []tracker.LeftOut) (out []finding) {
