@@ -48,19 +48,30 @@ func (t typeMeta) String() string {
 // document is a YAML document, or JSON values up to the next marker. A document is parsed by itself, so
 // bad syntax affects one document alone.
 type document struct {
-	text []byte
-	line int // of the file at which the text begins, from 1
+	line     int               // of the file at which the text begins, from 1
+	text     [sha256.Size]byte // the hash of the text
+	objects  []*Object
+	problems []error
 }
 
-// split cuts a file into its documents: a line that begins with "---" or "..." ends a YAML document in any
-// context (YAML 1.2.2, section 9.1.2), and cannot occur in JSON.
-func split(data []byte) (out []document) {
-	doc, line := document{}, 0
+// parse parses a file's documents. It takes those that the file had before. A line that begins with "---" or "..." ends
+// a YAML document in any context (YAML 1.2.2, section 9.1.2), and cannot occur in JSON.
+func parse(data []byte, before []document) (out []document) {
+	known := map[[sha256.Size]byte]document{}
+	for _, d := range before {
+		known[d.text] = d
+	}
+	line, begin, text := 0, 0, []byte(nil)
 	end := func() {
-		if len(bytes.TrimSpace(doc.text)) != 0 {
-			out = append(out, doc)
+		if len(bytes.TrimSpace(text)) != 0 {
+			d, ok := known[sha256.Sum256(text)]
+			if !ok {
+				d = newDocument(text)
+			}
+			d.line = begin
+			out = append(out, d)
 		}
-		doc = document{}
+		text = nil
 	}
 	for l := range bytes.Lines(bytes.TrimPrefix(data, []byte("\ufeff"))) {
 		line++
@@ -70,29 +81,22 @@ func split(data []byte) (out []document) {
 				l = rest
 			}
 		}
-		if doc.text == nil {
+		if text == nil {
 			if t := bytes.TrimSpace(l); len(t) == 0 || t[0] == '#' || t[0] == '%' {
 				continue
 			}
-			doc.line = line
+			begin = line
 		}
-		doc.text = append(doc.text, l...)
+		text = append(text, l...)
 	}
 	end()
 	return out
 }
 
-// found is the content of a document.
-type found struct {
-	text     [sha256.Size]byte // the hash of the document's text
-	objects  []*Object
-	problems []error
-}
-
 // values returns the JSON values of a document, up to the first error.
-func (d document) values() (out []json.RawMessage, err error) {
-	if d.text[0] == '{' {
-		for dec := json.NewDecoder(bytes.NewReader(d.text)); ; {
+func values(text []byte) (out []json.RawMessage, err error) {
+	if text[0] == '{' {
+		for dec := json.NewDecoder(bytes.NewReader(text)); ; {
 			var raw json.RawMessage
 			if err = dec.Decode(&raw); errors.Is(err, io.EOF) {
 				return out, nil
@@ -104,7 +108,7 @@ func (d document) values() (out []json.RawMessage, err error) {
 			out = append(out, raw)
 		}
 	}
-	raw, yamlErr := yaml.YAMLToJSONStrict(d.text)
+	raw, yamlErr := yaml.YAMLToJSONStrict(text)
 	if yamlErr != nil && err == nil {
 		text := strings.TrimPrefix(yamlErr.Error(), "error converting YAML to JSON: ")
 		err = errors.New(strings.Join(strings.Fields(text), " ")) // one line
@@ -115,53 +119,49 @@ func (d document) values() (out []json.RawMessage, err error) {
 	return []json.RawMessage{raw}, nil
 }
 
-// parse parses a document. It takes objects from known, and adds new ones to it.
-func (d document) parse(known map[[sha256.Size]byte]*Object) *found {
-	f := &found{}
-	values, err := d.values()
+// newDocument returns the content of a document.
+func newDocument(text []byte) document {
+	d := document{text: sha256.Sum256(text)}
+	// add adds an object. t is its type if it has none of its own.
+	add := func(raw json.RawMessage, t typeMeta) {
+		o, err := newObject(raw, t)
+		if err != nil {
+			d.problems = append(d.problems, err)
+			return
+		}
+		d.objects = append(d.objects, o)
+	}
+	values, err := values(text)
 	for _, raw := range values {
 		var list struct {
 			typeMeta
 			Items []json.RawMessage `json:"items"`
 		}
 		if err := json.Unmarshal(raw, &list); !strings.HasSuffix(list.Kind, "List") {
-			f.object(raw, typeMeta{}, known)
+			add(raw, typeMeta{})
 		} else if err != nil {
-			f.problems = append(f.problems, fmt.Errorf("items of a %s is not a list", list.Kind))
+			d.problems = append(d.problems, fmt.Errorf("items of a %s is not a list", list.Kind))
 		}
 		item := typeMeta{}
 		if list.Kind != "List" {
 			item = typeMeta{list.APIVersion, strings.TrimSuffix(list.Kind, "List")}
 		}
 		for _, raw := range list.Items {
-			f.object(raw, item, known)
+			add(raw, item)
 		}
 	}
 	if err != nil {
-		f.problems = append(f.problems, err)
+		d.problems = append(d.problems, err)
 	}
-	return f
+	return d
 }
 
-// object adds an object, and names it in its problems. t is its type if it has none of its own.
-func (f *found) object(raw json.RawMessage, t typeMeta, known map[[sha256.Size]byte]*Object) {
-	id := sha256.Sum256(append([]byte(t.String()), raw...))
-	o := known[id]
-	if o == nil {
-		var err error
-		if o, err = newObject(raw, t); err != nil {
-			f.problems = append(f.problems, err)
-			return
-		}
-		o.json, known[id] = id, o
-	}
-	f.objects = append(f.objects, o)
-}
-
+// newObject returns an object, or an error that names it.
 func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
 	if raw[0] != '{' {
 		return nil, errors.New("is not an object")
 	}
+	sum := sha256.Sum256(append([]byte(t.String()), raw...))
 	if err := json.Unmarshal(raw, &t); err != nil {
 		return nil, errors.New("kind and apiVersion must be strings")
 	}
@@ -202,7 +202,7 @@ func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
 	setDefaults(into)
 	ref.Namespace = into.GetNamespace()
 	refused, review := reviewed(into)
-	return &Object{Ref: ref, Value: into, review: review, refused: refused}, nil
+	return &Object{Ref: ref, Value: into, json: sum, review: review, refused: refused}, nil
 }
 
 // setDefaults sets the API server's defaults of the fields that a node agent reads. The

@@ -102,17 +102,12 @@ const maxSize = 512 << 20
 var errTooLarge = fmt.Errorf("is too large: all files together may have %d MiB", maxSize>>20)
 
 type file struct {
-	size  int64
-	stamp stamp
-	data  [sha256.Size]byte
-	parts []part
-	err   error // of the last attempt to read it
-}
-
-// part is the content of one document of a file, and the line where it begins.
-type part struct {
-	line int
-	*found
+	size int64
+	// info identifies the content, so that it need not be read again. It is nil if a change may leave it as it is.
+	info      fs.FileInfo
+	data      [sha256.Size]byte
+	documents []document
+	err       error // of the last attempt to read it
 }
 
 // Read reads the files and returns the differences since the last call. If the path does
@@ -167,22 +162,24 @@ func (r *Reader) collect(c *Changes) {
 		if f.err != nil {
 			report(&Problem{File: name, Err: f.err})
 		}
-		for _, p := range f.parts {
-			for _, err := range p.problems {
-				report(&Problem{File: name, Line: p.line, Err: err})
+		for _, d := range f.documents {
+			for _, err := range d.problems {
+				report(&Problem{File: name, Line: d.line, Err: err})
 			}
-			for _, o := range p.objects {
+			for _, o := range d.objects {
 				if objects[o.Ref] != nil {
-					report(&Problem{File: name, Line: p.line, Err: fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
+					report(&Problem{File: name, Line: d.line, Err: fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
+					continue
+				}
+				where[o.Ref] = fmt.Sprintf("%s:%d", name, d.line)
+				if old := r.objects[o.Ref]; old != nil && old.json == o.json {
+					objects[o.Ref] = old
 					continue
 				}
 				objects[o.Ref] = o
-				where[o.Ref] = fmt.Sprintf("%s:%d", name, p.line)
-				if r.objects[o.Ref] != o {
-					c.Set = append(c.Set, o)
-					if o.review != nil {
-						c.Reviews = append(c.Reviews, &Problem{name, p.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref, o.refused})
-					}
+				c.Set = append(c.Set, o)
+				if o.review != nil {
+					c.Reviews = append(c.Reviews, &Problem{name, d.line, fmt.Errorf("%s: %w", o.Ref, o.review), o.Ref, o.refused})
 				}
 			}
 		}
@@ -194,11 +191,6 @@ func (r *Reader) collect(c *Changes) {
 	}
 	slices.SortFunc(c.Gone, func(a, b Ref) int { return strings.Compare(a.String(), b.String()) })
 	r.objects, r.problems = objects, problems
-}
-
-// holdsObjects reports whether the file held any object.
-func (f *file) holdsObjects() bool {
-	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.objects) > 0 })
 }
 
 func list(path string) ([]string, error) {
@@ -231,21 +223,6 @@ func isManifest(name string) bool {
 	return false
 }
 
-// stamp identifies the content of a file that need not be read again.
-type stamp struct {
-	info   fs.FileInfo // nil if unknown
-	stable bool        // the file was not changed shortly before it was read
-}
-
-func stampOf(info fs.FileInfo) stamp {
-	return stamp{info, time.Since(info.ModTime()) > clockGranularity}
-}
-
-func (s stamp) same(info fs.FileInfo) bool {
-	return s.info != nil && s.stable && os.SameFile(s.info, info) &&
-		s.info.Size() == info.Size() && s.info.ModTime().Equal(info.ModTime())
-}
-
 // quiet is how long a file must be unchanged to count as complete.
 const quiet = 20 * time.Millisecond
 
@@ -268,7 +245,7 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 			return &file{err: err}, true
 		}
 		kept := *f
-		kept.stamp, kept.err = stamp{}, err
+		kept.info, kept.err = nil, err
 		return &kept, f.err == nil || f.err.Error() != err.Error()
 	}
 	info, err := os.Stat(name)
@@ -281,7 +258,7 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 	if !info.Mode().IsRegular() {
 		return failed(textfile.ErrNotRegular)
 	}
-	if f != nil && f.stamp.same(info) {
+	if f != nil && f.info != nil && os.SameFile(f.info, info) && f.info.Size() == info.Size() && f.info.ModTime().Equal(info.ModTime()) {
 		return f, false
 	}
 	// A program that overwrites a file empties it first.
@@ -295,7 +272,9 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 			return failed(err)
 		}
 	}
-	now := stampOf(info) // before reading, so the next call notices a concurrent change
+	if time.Since(info.ModTime()) <= clockGranularity { // before reading, so the next call notices a concurrent change
+		info = nil
+	}
 	data, err := textfile.Read(name, room)
 	if errors.Is(err, textfile.ErrTooLarge) {
 		err = errTooLarge
@@ -303,39 +282,17 @@ func readFile(name string, f *file, room int64) (*file, bool) {
 	if err != nil {
 		return failed(err)
 	}
-	if f.holdsObjects() && len(bytes.TrimSpace(data)) == 0 {
+	if f == nil {
+		f = &file{}
+	} else if len(bytes.TrimSpace(data)) == 0 && slices.ContainsFunc(f.documents, func(d document) bool { return len(d.objects) != 0 }) {
 		// "kubectl get ... > file" empties the file before the API server has answered.
 		return failed(errors.New("is empty: its earlier objects stay in use until it is written or removed"))
 	}
-	sum := sha256.Sum256(data)
-	if f != nil && f.err == nil && f.data == sum {
-		same := *f
-		same.stamp = now
-		return &same, false
+	g := &file{size: int64(len(data)), info: info, data: sha256.Sum256(data)}
+	if f.err == nil && f.data == g.data {
+		g.documents = f.documents
+		return g, false
 	}
-	g := &file{size: int64(len(data)), stamp: now, data: sum}
-	g.parse(data, f)
+	g.documents = parse(data, f.documents)
 	return g, true
-}
-
-// parse parses a file's text. What it had before stays identical: its documents, by their text, and its
-// objects, by their JSON.
-func (f *file) parse(data []byte, before *file) {
-	documents, objects := map[[sha256.Size]byte]*found{}, map[[sha256.Size]byte]*Object{}
-	if before != nil {
-		for _, p := range before.parts {
-			documents[p.text] = p.found
-			for _, o := range p.objects {
-				objects[o.json] = o
-			}
-		}
-	}
-	for _, d := range split(data) {
-		text := sha256.Sum256(d.text)
-		if documents[text] == nil {
-			documents[text] = d.parse(objects)
-			documents[text].text = text
-		}
-		f.parts = append(f.parts, part{d.line, documents[text]})
-	}
 }

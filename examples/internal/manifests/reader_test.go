@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -215,25 +214,20 @@ func TestEveryFormOfAManifestIsRead(t *testing.T) {
 	}
 }
 
-// parse parses a document.
-func parse(text string) *found {
-	return document{text: []byte(text)}.parse(map[[sha256.Size]byte]*Object{})
-}
-
 func TestExpansionOfAliasesIsLimited(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    l0: &l0 [lol,lol,lol,lol,lol,lol,lol,lol,lol,lol]\n")
 	for i := range 30 {
 		fmt.Fprintf(&b, "    l%d: &l%d [%s]\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*l%d,", i), 10), ","))
 	}
-	f := parse(b.String())
+	f := newDocument([]byte(b.String()))
 	if len(f.objects) != 0 || len(f.problems) != 1 {
 		t.Errorf("%d objects, problems %v", len(f.objects), f.problems)
 	}
 }
 
 func TestYAMLScalarsHaveTheTypesOfTheAPI(t *testing.T) {
-	f := parse(`
+	f := newDocument([]byte(`
 apiVersion: "v1"
 kind: Service
 metadata:
@@ -253,7 +247,7 @@ spec: &s
   publishNotReadyAddresses: true
   externalIPs: ~
   sessionAffinity: ClientIP
-`)
+`))
 	if len(f.problems) != 0 || len(f.objects) != 1 {
 		t.Fatalf("problems %v", f.problems)
 	}
@@ -270,7 +264,7 @@ spec: &s
 		t.Errorf("spec %+v", s.Spec)
 	}
 
-	f = parse(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"s"},"ports":[{"port":80}]}`)
+	f = newDocument([]byte(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"s"},"ports":[{"port":80}]}`))
 	if len(f.objects) != 1 {
 		t.Fatalf("problems %v", f.problems)
 	}
@@ -304,10 +298,13 @@ func TestReadReturnsDifferencesAlone(t *testing.T) {
 	write(t, dir, bad)
 	expect(t, r, true, "b.json:1: unexpected EOF")
 
-	// When the used one of two objects is removed, the other one is used.
-	write(t, dir, map[string]string{"b.json": "-", "c.yml": svc("b")})
-	expect(t, r, true, "c.yml:1: Service default/b is already at a.yaml:1")
+	// When the used one of two objects is removed, the other one is used. An equal one is no change.
+	other := strings.Replace(svc("b"), "80", "81", 1)
+	write(t, dir, map[string]string{"b.json": "-", "c.yml": svc("b") + "---\n" + other})
+	expect(t, r, true, "c.yml:1: Service default/b is already at a.yaml:1", "c.yml:10: Service default/b is already at a.yaml:1")
 	write(t, dir, map[string]string{"a.yaml": "-"})
+	expect(t, r, true, "c.yml:10: Service default/b is already at c.yml:1")
+	write(t, dir, map[string]string{"c.yml": other})
 	expect(t, r, true, "set Service default/b")
 
 	// An object whose document becomes invalid is removed.
@@ -402,10 +399,8 @@ func FuzzParse(f *testing.F) {
 	fuzzseed.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		lines := 1 + strings.Count(string(data), "\n")
-		var f, again file
-		f.parse(data, nil)
-		seen := 0
-		for _, p := range f.parts {
+		all, seen := parse(data, nil), 0
+		for _, p := range all {
 			if p.line < 1 || p.line > lines {
 				t.Errorf("line %d of %d", p.line, lines)
 			}
@@ -417,10 +412,9 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		// A second parse of the same text must return the same values.
-		again.parse(data, &f)
-		for i, p := range again.parts {
-			if p != f.parts[i] {
-				t.Errorf("part %d is parsed again", i)
+		for i, p := range parse(data, all) {
+			if !slices.Equal(p.objects, all[i].objects) {
+				t.Errorf("document %d is parsed again", i)
 			}
 			seen -= len(p.objects)
 		}
