@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,9 +20,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -182,86 +179,6 @@ func TestFollowLogsAnOutageInTimeAndReturnsWithItsContext(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestReturnedServerIsFollowed follows an API server that does not serve for longer than a few
-// pauses, on the clock of package synctest. It counts the attempts: the pauses must not grow without
-// bound.
-func TestReturnedServerIsFollowed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var up atomic.Bool
-		var attempts atomic.Int64
-		server := apiServer(func(r *http.Request) (*http.Response, error) {
-			w := httptest.NewRecorder()
-			if up.Load() {
-				serveLists(w, r)
-			} else {
-				if strings.HasSuffix(r.URL.Path, "services") {
-					attempts.Add(1)
-				}
-				answer(w, http.StatusServiceUnavailable, "ServiceUnavailable")
-			}
-			return w.Result(), nil
-		})
-		synced := make(chan string, 1000)
-		stop := followBy(t, &rest.Config{Host: "http://api", Transport: server}, slog.New(slog.DiscardHandler), func(what string) {
-			select {
-			case synced <- what:
-			default:
-			}
-		})
-		time.Sleep(20 * time.Second)
-		if n := attempts.Load(); n < 4 || n > 15 { // 0.8 + 1.6 + 3.2 s at most, then 3 to 6 s
-			t.Errorf("%d attempts in 20 s", n)
-		}
-		up.Store(true)
-		start := time.Now()
-		for what := range synced {
-			if what == "synced services" {
-				break
-			}
-		}
-		if took := time.Since(start); took > 6*time.Second {
-			t.Errorf("followed %v after the return, want 6 s at most", took)
-		}
-		stop()
-	})
-}
-
-// TestRefusedWatchesArePausedBetween follows an API server that serves lists and refuses each watch as
-// invalid. The retrier does not repeat such a request, so the reflectors list and watch again, with pauses as
-// long as the retrier's, and log why.
-func TestRefusedWatchesArePausedBetween(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var watches atomic.Int64
-		server := apiServer(func(r *http.Request) (*http.Response, error) {
-			if strings.HasSuffix(r.URL.Path, "/services") && r.URL.Query().Get("watch") != "" {
-				watches.Add(1)
-			}
-			w := httptest.NewRecorder()
-			serveLists(w, r)
-			return w.Result(), nil
-		})
-		// The handler of errors keeps the time of the last one for the whole process, and sleeps until then: that
-		// may be later on the clock of another test.
-		utilruntime.HandleErrorWithContext(klog.NewContext(t.Context(), logr.Discard()), io.EOF, "the test begins")
-		log := make(lines, 1000)
-		stop := followBy(t, &rest.Config{Host: "http://api", Transport: server}, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
-		reasons := 0
-		for len(log) > 0 {
-			if line := <-log; strings.Contains(line, "Failed to watch") && strings.Contains(line, "it is Invalid") && strings.Contains(line, "reflector=services") {
-				reasons++
-			}
-		}
-		// The pauses are 0.4 to 0.8 s, 0.8 to 1.6, 1.6 to 3.2, and then 3 to 6. Each attempt watches twice:
-		// for a list as a stream, and after a list.
-		if n := int(watches.Load()); reasons < 4 || reasons > 8 || n != 2*reasons {
-			t.Errorf("%d lines with the reason of %d refusals", reasons, n)
-		}
-		stop()
-	})
 }
 
 // TestSharedLogSinkIsNotInitialized proves with the race detector that Follow does not

@@ -3,6 +3,7 @@ package kubeapi
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,7 +14,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
@@ -52,42 +56,79 @@ func (p *pipes) Close() error {
 	return nil
 }
 
-// followPipes follows the API server h in a bubble of package synctest until the test calls stop.
-func followPipes(t *testing.T, h http.HandlerFunc, seen func(string), contact func(Source)) (log lines, stop func()) {
-	p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
-	s := &http.Server{Handler: h}
-	var wg sync.WaitGroup
-	wg.Go(func() { s.Serve(p) })
-	c := must.Get(NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	log = make(lines, 1000)
-	handler := handlerOf(seen)
-	handler.Contact = contact
-	wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", handler, slog.New(slog.NewTextHandler(log, nil))) })
-	return log, func() {
+// pacedServer is an API server in a bubble of package synctest, which does not stream lists. It serves lists, and
+// watches without events, unless answer returns true.
+type pacedServer struct {
+	answer func(w http.ResponseWriter, r *http.Request, watch bool) bool
+	// streams has answer answer watches for lists as streams, too.
+	streams bool
+	// The requests about Services and about Nodes, and what Follow told its handler.
+	lists, watches, nodeWatches, contacts atomic.Int64
+	// synced is closed with the first list of Services.
+	synced chan struct{}
+	once   sync.Once
+	log    lines
+}
+
+func (s *pacedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	watch, services := r.URL.Query().Get("watch") != "", strings.HasSuffix(r.URL.Path, "/services")
+	if watch && !s.streams && r.URL.Query().Get("sendInitialEvents") != "" {
+		serveLists(w, r)
+		return
+	}
+	switch {
+	case services && watch:
+		s.watches.Add(1)
+	case services:
+		s.lists.Add(1)
+	case watch && strings.HasSuffix(r.URL.Path, "/nodes"):
+		s.nodeWatches.Add(1)
+	}
+	switch {
+	case s.answer != nil && s.answer(w, r, watch):
+	case watch:
+		watchUntil(w, r, nil)
+	default:
+		serveLists(w, r)
+	}
+}
+
+// follow follows the server while f runs.
+func (s *pacedServer) follow(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		// The handler of errors keeps the time of the last one for the whole process, and sleeps until then: that
+		// may be later on the clock of another test.
+		utilruntime.HandleErrorWithContext(klog.NewContext(t.Context(), logr.Discard()), io.EOF, "the test begins")
+		p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		server := &http.Server{Handler: s}
+		var wg sync.WaitGroup
+		wg.Go(func() { server.Serve(p) })
+		c := must.Get(NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1}))(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		s.log, s.synced = make(lines, 1000), make(chan struct{})
+		handler := handlerOf(func(what string) {
+			if what == "synced services" {
+				s.once.Do(func() { close(s.synced) })
+			}
+		})
+		handler.Contact = func(Source) { s.contacts.Add(1) }
+		wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", handler, slog.New(slog.NewTextHandler(s.log, nil))) })
+		f(t)
 		cancel()
 		c.Close()
-		s.Close()
+		server.Close()
 		wg.Wait()
-	}
+	})
 }
 
 // text returns the lines so far.
 func (l lines) text() (out string) {
+	synctest.Wait()
 	for len(l) > 0 {
 		out += <-l
 	}
 	return out
-}
-
-// isWatch reports whether a request is a watch, and answers one for a list as a stream as servers do that have none.
-func isWatch(w http.ResponseWriter, r *http.Request) (watch, answered bool) {
-	watch = r.URL.Query().Get("watch") != ""
-	if watch && r.URL.Query().Get("sendInitialEvents") != "" {
-		serveLists(w, r)
-		return true, true
-	}
-	return watch, false
 }
 
 // watchUntil answers a watch without events until one of the two ends.
@@ -106,116 +147,128 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 	for _, from := range []time.Duration{0, 30 * time.Second} {
 		for _, outage := range []time.Duration{15 * time.Second, 50 * time.Second, 5 * time.Minute} {
 			t.Run(fmt.Sprint("after ", from, " for ", outage), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var hung atomic.Bool
-					var began atomic.Pointer[chan struct{}]
-					next := func() chan struct{} { c := make(chan struct{}); began.Store(&c); return c }
-					outageBegins := next()
-					hung.Store(from == 0)
-					var lists, watches, contacts atomic.Int64
-					log, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
-						if hung.Load() {
-							<-r.Context().Done()
-							return
-						}
-						watch, answered := isWatch(w, r)
-						if answered {
-							return
-						}
-						if !watch {
-							if strings.HasSuffix(r.URL.Path, "/services") {
-								lists.Add(1)
-							}
-							serveLists(w, r)
-							return
-						}
-						if strings.HasSuffix(r.URL.Path, "/services") {
-							watches.Add(1)
-						}
-						watchUntil(w, r, *began.Load())
-					}, func(string) {}, func(Source) { contacts.Add(1) })
+				var hung atomic.Bool
+				hung.Store(from == 0)
+				var ctx context.Context // of the time before the outage, and after it
+				var outageBegins context.CancelFunc
+				s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+					if hung.Load() {
+						<-r.Context().Done()
+						return true
+					}
+					if watch {
+						watchUntil(w, r, ctx.Done())
+					}
+					return watch
+				}}
+				s.follow(t, func(t *testing.T) {
+					ctx, outageBegins = context.WithCancel(t.Context())
 					time.Sleep(from)
 					hung.Store(true)
-					close(outageBegins)
+					outageBegins()
 					time.Sleep(time.Second)
-					contacts.Store(0)
-					watches.Store(0)
+					s.contacts.Store(0)
+					s.lists.Store(0)
+					s.watches.Store(0)
 					time.Sleep(outage)
-					if n := contacts.Load(); n != 0 {
+					if n := s.contacts.Load(); n != 0 {
 						t.Errorf("%d contacts during the outage", n)
 					}
-					if text := log.text(); outage > 30*time.Second && !strings.Contains(text, "no answer") {
+					if text := s.log.text(); outage > 30*time.Second && !strings.Contains(text, "no answer") {
 						t.Errorf("no line about the outage: %s", text)
 					}
-					next()
+					ctx = t.Context()
 					hung.Store(false)
 					time.Sleep(25 * time.Second)
 					synctest.Wait()
-					if lists.Load() == 0 || watches.Load() == 0 || contacts.Load() == 0 {
-						t.Errorf("not followed 25 s after it answers again: %d lists, %d watches, %d contacts", lists.Load(), watches.Load(), contacts.Load())
+					if s.lists.Load() == 0 || s.watches.Load() == 0 || s.contacts.Load() == 0 {
+						t.Errorf("not followed 25 s after it answers again: %d lists, %d watches, %d contacts", s.lists.Load(), s.watches.Load(), s.contacts.Load())
 					}
-					stop()
 				})
 			})
 		}
 	}
 }
 
+// TestReturnedServerIsFollowed follows an API server that does not serve for longer than a few pauses. It counts the
+// attempts: the pauses must not grow without bound.
+func TestReturnedServerIsFollowed(t *testing.T) {
+	var up atomic.Bool
+	s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, _ bool) bool {
+		if !up.Load() {
+			answer(w, http.StatusServiceUnavailable, "ServiceUnavailable")
+		}
+		return !up.Load()
+	}}
+	s.follow(t, func(t *testing.T) {
+		time.Sleep(20 * time.Second)
+		if n := s.lists.Load() + s.watches.Load(); n < 4 || n > 15 { // 0.8 + 1.6 + 3.2 s at most, then 3 to 6 s
+			t.Errorf("%d attempts in 20 s", n)
+		}
+		up.Store(true)
+		start := time.Now()
+		<-s.synced
+		if took := time.Since(start); took > 6*time.Second {
+			t.Errorf("followed %v after the return, want 6 s at most", took)
+		}
+		time.Sleep(6 * time.Second)
+		if text := s.log.text(); strings.Count(text, "cannot read from the API server") != 1 || strings.Count(text, "again") != 1 {
+			t.Errorf("log: %s", text)
+		}
+	})
+}
+
+// TestRefusedWatchesArePausedBetween follows an API server that serves lists and refuses each watch as
+// invalid. The retrier does not repeat such a request, so the reflectors list and watch again, with pauses as
+// long as the retrier's, and log why.
+func TestRefusedWatchesArePausedBetween(t *testing.T) {
+	s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+		serveLists(w, r)
+		return true
+	}}
+	s.follow(t, func(t *testing.T) {
+		time.Sleep(20 * time.Second)
+		reasons := 0
+		for line := range strings.Lines(s.log.text()) {
+			if strings.Contains(line, "Failed to watch") && strings.Contains(line, "it is Invalid") && strings.Contains(line, "reflector=services") {
+				reasons++
+			}
+		}
+		// The pauses are 0.4 to 0.8 s, 0.8 to 1.6, 1.6 to 3.2, and then 3 to 6.
+		if n := int(s.watches.Load()); reasons < 4 || reasons > 8 || n != reasons {
+			t.Errorf("%d lines with the reason of %d refusals", reasons, n)
+		}
+	})
+}
+
 // TestSlowServerIsFollowed follows an API server that takes long for each list of all objects.
 func TestSlowServerIsFollowed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		synced := make(chan string, 1000)
-		_, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
-			watch, answered := isWatch(w, r)
-			switch {
-			case answered:
-			case watch:
-				watchUntil(w, r, nil)
-			default:
-				if r.URL.Query().Get("limit") != "1" {
-					time.Sleep(55 * time.Second)
-				}
-				serveLists(w, r)
-			}
-		}, func(what string) {
-			if what == "synced services" {
-				synced <- what
-			}
-		}, nil)
+	s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+		if !watch && r.URL.Query().Get("limit") != "1" {
+			time.Sleep(55 * time.Second)
+		}
+		return false
+	}}
+	s.follow(t, func(t *testing.T) {
 		begin := time.Now()
-		<-synced
+		<-s.synced
 		if took := time.Since(begin); took > 80*time.Second {
 			t.Errorf("synced after %v", took)
 		}
-		stop()
 	})
 }
 
 // TestSilentWatchIsReplaced watches an API server that sends no event.
 func TestSilentWatchIsReplaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var watches atomic.Int64
-		log, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
-			watch, answered := isWatch(w, r)
-			switch {
-			case answered:
-			case watch:
-				if strings.HasSuffix(r.URL.Path, "/nodes") {
-					watches.Add(1)
-				}
-				watchUntil(w, r, nil)
-			default:
-				serveLists(w, r)
-			}
-		}, func(string) {}, nil)
+	s := &pacedServer{}
+	s.follow(t, func(t *testing.T) {
 		time.Sleep(10 * time.Minute)
-		if n := watches.Load(); n != 4 {
+		if n := s.nodeWatches.Load(); n != 4 {
 			t.Errorf("%d watches in 10 minutes, want 4", n)
 		}
-		if text := log.text(); text != "" {
+		if text := s.log.text(); text != "" {
 			t.Errorf("log: %s", text)
 		}
-		stop()
 	})
 }
 
@@ -224,36 +277,27 @@ func TestRetryAfterIsBounded(t *testing.T) {
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
 		for _, what := range []string{"list", "watch"} {
 			t.Run(fmt.Sprint(code, " to a ", what), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var refused atomic.Int64
-					synced, watched := make(chan string, 1000), make(chan string, 1000)
-					log, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
-						watch, answered := isWatch(w, r)
-						if answered {
-							return
-						}
-						if services := strings.HasSuffix(r.URL.Path, "/services"); services && watch == (what == "watch") && refused.Add(1) == 1 {
-							w.Header().Set("Retry-After", "120")
-							answer(w, code, "TooManyRequests")
-							return
-						} else if services && watch {
-							watched <- ""
-						}
-						if watch {
-							watchUntil(w, r, nil)
-						} else {
-							serveLists(w, r)
-						}
-					}, func(what string) { synced <- what }, nil)
+				var refused atomic.Int64
+				s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+					if !strings.HasSuffix(r.URL.Path, "/services") || watch != (what == "watch") || refused.Add(1) != 1 {
+						return false
+					}
+					w.Header().Set("Retry-After", "120")
+					answer(w, code, "TooManyRequests")
+					return true
+				}}
+				s.follow(t, func(t *testing.T) {
 					begin := time.Now()
-					<-watched
+					watches := map[string]int64{"list": 1, "watch": 2}[what] // with the refused one
+					for s.watches.Load() < watches {
+						time.Sleep(100 * time.Millisecond)
+					}
 					if took := time.Since(begin); took > 6*time.Second {
 						t.Errorf("watched after %v", took)
 					}
-					if text := log.text(); !strings.Contains(text, "it is TooManyRequests") {
+					if text := s.log.text(); !strings.Contains(text, "it is TooManyRequests") {
 						t.Errorf("log: %s", text)
 					}
-					stop()
 				})
 			})
 		}
@@ -277,27 +321,20 @@ func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
 		"an error event": event("ERROR", strings.ReplaceAll(strings.ReplaceAll(expired, "Expired", "InternalError"), "410", "500")),
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var requests atomic.Int64
-				log, stop := followPipes(t, func(w http.ResponseWriter, r *http.Request) {
-					watch := r.URL.Query().Get("watch") != ""
-					if strings.HasSuffix(r.URL.Path, "/services") {
-						requests.Add(1)
-					}
-					if watch {
-						end(w, r)
-					} else {
-						serveLists(w, r)
-					}
-				}, func(string) {}, nil)
+			s := &pacedServer{streams: true, answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+				if watch {
+					end(w, r)
+				}
+				return watch
+			}}
+			s.follow(t, func(t *testing.T) {
 				time.Sleep(2 * time.Minute)
-				if n := requests.Load(); n < 20 || n > 120 {
+				if n := s.lists.Load() + s.watches.Load(); n < 20 || n > 120 {
 					t.Errorf("%d requests about Services in two minutes", n)
 				}
-				if text := log.text(); !strings.Contains(text, "watch") {
+				if text := s.log.text(); !strings.Contains(text, "watch") {
 					t.Errorf("log: %s", text)
 				}
-				stop()
 			})
 		})
 	}
@@ -306,19 +343,14 @@ func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
 // TestConnectionWithoutAnAnswerIsNoContact follows an API server, or a proxy in front of it, that accepts connections and
 // closes them. client-go takes that for a watch without events.
 func TestConnectionWithoutAnAnswerIsNoContact(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var attempts, contacts atomic.Int64
-		log, stop := followPipes(t, func(http.ResponseWriter, *http.Request) {
-			attempts.Add(1)
-			panic(http.ErrAbortHandler)
-		}, func(string) {}, func(Source) { contacts.Add(1) })
+	s := &pacedServer{streams: true, answer: func(http.ResponseWriter, *http.Request, bool) bool { panic(http.ErrAbortHandler) }}
+	s.follow(t, func(t *testing.T) {
 		time.Sleep(time.Minute)
-		if n := attempts.Load(); contacts.Load() != 0 || n < 20 || n > 120 {
-			t.Errorf("%d contacts in %d attempts", contacts.Load(), n)
+		if n := s.lists.Load() + s.watches.Load(); s.contacts.Load() != 0 || n < 4 || n > 30 {
+			t.Errorf("%d contacts in %d attempts", s.contacts.Load(), n)
 		}
-		if text := log.text(); !strings.Contains(text, "the connection ended before the answer") {
+		if text := s.log.text(); !strings.Contains(text, "the connection ended before the answer") {
 			t.Errorf("log: %s", text)
 		}
-		stop()
 	})
 }

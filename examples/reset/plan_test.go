@@ -110,28 +110,55 @@ func changed(old, now *ruleset.Port) *ruleset.Delta {
 	return &ruleset.Delta{Changes: []ruleset.Change{c}}
 }
 
+// bed is a Resetter with a table in memory, in simulated time.
+type bed struct {
+	t *testing.T
+	*memory
+	r       *Resetter
+	plane   ruleset.Backend
+	refused error // what the wrapped Backend returns
+}
+
+func inBed(t *testing.T, c Config, f func(*bed)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bed{t: t, memory: &memory{pairs: map[pair]time.Time{}}}
+		b.r = must.Get(newResetter(t.Context(), c, b.memory))(t)
+		b.plane = b.r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return b.refused }))
+		f(b)
+	})
+}
+
+func (b *bed) apply(old, now *ruleset.Port) {
+	b.t.Helper()
+	if err := b.plane.Apply(b.t.Context(), changed(old, now)); !errors.Is(err, b.refused) {
+		b.t.Fatal(err)
+	}
+}
+
+// run runs the Resetter until the test calls stop.
+func (b *bed) run() (stop func()) {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- b.r.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			b.t.Error(err)
+		}
+	}
+}
+
 // TestPairsFollowEndpoints runs a Resetter in simulated time.
 func TestPairsFollowEndpoints(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := &memory{pairs: map[pair]time.Time{}}
-		r := must.Get(newResetter(t.Context(), Config{Limit: 4}, m))(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- r.Run(ctx) }()
-		var refused error
-		plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return refused }))
-		apply := func(old, now *ruleset.Port) {
-			t.Helper()
-			if err := plane.Apply(ctx, changed(old, now)); !errors.Is(err, refused) {
-				t.Fatal(err)
-			}
-		}
+	inBed(t, Config{Limit: 4}, func(m *bed) {
+		t, r, apply := m.t, m.r, m.apply
+		stop := m.run()
 		want := func(after time.Duration, endpoints ...string) {
 			t.Helper()
 			time.Sleep(after)
 			synctest.Wait()
 			got := map[string]int{}
-			left, _ := m.list(ctx)
+			left, _ := m.list(t.Context())
 			for w := range left {
 				got[w.endpoint.String()]++
 			}
@@ -144,13 +171,13 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		less := endpointsOf("web", "10.96.0.1", b, c)
 
 		// A change that the backend refuses says nothing.
-		refused = errors.New("refused")
+		m.refused = errors.New("refused")
 		apply(all, less)
 		want(2 * defaultDelay)
-		refused = &ruleset.PartialError{Failed: map[tracker.Key]error{all.Key: errors.New("refused")}}
+		m.refused = &ruleset.PartialError{Failed: map[tracker.Key]error{all.Key: errors.New("refused")}}
 		apply(all, less)
 		want(2 * defaultDelay)
-		refused = nil
+		m.refused = nil
 
 		apply(all, less)
 		want(defaultDelay - time.Millisecond)
@@ -165,12 +192,12 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		// The limit: two endpoints with two addresses each. The oldest gives way.
 		apply(all, endpointsOf("web", "10.96.0.1"))
 		want(2*defaultDelay, b, c)
-		if left, _ := m.list(ctx); len(left) != 4 {
+		if left, _ := m.list(t.Context()); len(left) != 4 {
 			t.Errorf("%d pairs, want the limit of 4", len(left))
 		}
 		// A table that cannot be changed keeps the endpoint from getting connections.
 		m.fail = errors.New("no")
-		if err := plane.Apply(ctx, changed(endpointsOf("web", "10.96.0.1"), all)); !errors.Is(err, m.fail) {
+		if err := m.plane.Apply(t.Context(), changed(endpointsOf("web", "10.96.0.1"), all)); !errors.Is(err, m.fail) {
 			t.Errorf("%v, want the table's error", err)
 		}
 		m.fail = nil
@@ -195,10 +222,7 @@ func TestPairsFollowEndpoints(t *testing.T) {
 		if len(r.plan.endpoints) != 0 || r.plan.held.Len() != 0 {
 			t.Errorf("left %v, %d pairs", r.plan.endpoints, r.plan.held.Len())
 		}
-		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		stop()
 	})
 }
 
@@ -206,18 +230,13 @@ func TestPairsFollowEndpoints(t *testing.T) {
 // once.
 func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 	for _, cannot := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			var got []Group
-			m := &memory{pairs: map[pair]time.Time{}, cannot: cannot}
-			r := must.Get(newResetter(t.Context(), Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, m))(t)
-			plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-			const a, b, c = "10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"
-			all := endpointsOf("web", "10.96.0.1", a, b, c)
-			one := endpointsOf("web", "10.96.0.1", c)
-			for _, d := range []*ruleset.Delta{changed(all, one), changed(one, endpointsOf("web", "10.96.0.1"))} {
-				must.Do(t, plane.Apply(t.Context(), d))
-				time.Sleep(defaultDelay)
-				must.Get(r.step(t.Context()))(t)
+		var got []Group
+		inBed(t, Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, func(m *bed) {
+			m.cannot = cannot
+			one := endpointsOf("web", "10.96.0.1", "10.244.0.3:8080")
+			for _, c := range [][2]*ruleset.Port{{endpointsOf("web", "10.96.0.1", "10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"), one}, {one, endpointsOf("web", "10.96.0.1")}} {
+				m.apply(c[0], c[1])
+				m.step(defaultDelay)
 			}
 			// Each endpoint had a cluster IP and a NodePort.
 			want, asked := []Group{{2, 4, 4}, {1, 2, 2}}, 2
@@ -251,29 +270,6 @@ func manyFrontends(namespace, clusterIP string, n int, endpoints ...string) *rul
 
 func aPair(frontend, endpoint string) pair {
 	return pair{netip.MustParseAddrPort(frontend), netip.MustParseAddrPort(endpoint)}
-}
-
-// bed is a Resetter with a table in memory, in simulated time.
-type bed struct {
-	t *testing.T
-	*memory
-	r     *Resetter
-	plane ruleset.Backend
-}
-
-func inBed(t *testing.T, c Config, f func(*bed)) {
-	synctest.Test(t, func(t *testing.T) {
-		b := &bed{t: t, memory: &memory{pairs: map[pair]time.Time{}}}
-		r := must.Get(newResetter(t.Context(), c, b.memory))(t)
-		b.r, b.plane = r, r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-		f(b)
-	})
-}
-
-func (b *bed) apply(old, now *ruleset.Port) {
-	b.t.Helper()
-	c := ruleset.Change{Key: old.Key, Old: old, New: now}
-	must.Do(b.t, b.plane.Apply(b.t.Context(), &ruleset.Delta{Changes: []ruleset.Change{c}}))
 }
 
 // want waits for the delay and checks the written pairs.
@@ -376,17 +372,11 @@ func TestOnlyTranslatedConnectionsHavePairs(t *testing.T) {
 // TestEndpointsVanishInGroups has an endpoint vanish each second. Sockets are looked for once in each
 // delay.
 func TestEndpointsVanishInGroups(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := &memory{pairs: map[pair]time.Time{}}
-		r := must.Get(newResetter(t.Context(), Config{DestroySockets: true}, m))(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- r.Run(ctx) }()
-		plane := r.Wrap(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
+	inBed(t, Config{DestroySockets: true}, func(m *bed) {
+		stop := m.run()
 		const seconds = 100
 		for i := range seconds {
-			d := changed(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.0.%d:80", i)), endpointsOf("web", "10.96.0.1"))
-			must.Do(t, plane.Apply(ctx, d))
+			m.apply(endpointsOf("web", "10.96.0.1", fmt.Sprintf("10.244.0.%d:80", i)), endpointsOf("web", "10.96.0.1"))
 			time.Sleep(time.Second)
 		}
 		time.Sleep(2 * defaultDelay)
@@ -394,33 +384,8 @@ func TestEndpointsVanishInGroups(t *testing.T) {
 		if most := seconds/int(defaultDelay/time.Second) + 2; m.asked > most || len(m.pairs) != 2*seconds {
 			t.Errorf("sockets were looked for %d times, want at most %d; %d pairs", m.asked, most, len(m.pairs))
 		}
-		cancel()
-		<-ended
+		stop()
 	})
-}
-
-// BenchmarkVanished records that Services of 2,000 ports each lose the same endpoint.
-func BenchmarkVanished(b *testing.B) {
-	for _, pairs := range []int{8000, 64000} {
-		b.Run(fmt.Sprintf("pairs=%d", pairs), func(b *testing.B) {
-			var changes []ruleset.Change
-			for i := range pairs / 2000 {
-				ip := fmt.Sprintf("10.96.0.%d", i)
-				old := manyFrontends("tenant", ip, 2000, "10.244.0.9:80")
-				changes = append(changes, ruleset.Change{Key: old.Key, Old: old, New: manyFrontends("tenant", ip, 2000)})
-			}
-			for b.Loop() {
-				p := newPlan(time.Second, defaultLimit)
-				for i := range changes {
-					p.record(&changes[i], time.Now())
-				}
-				if p.held.Len() != pairs {
-					b.Fatal(p.held)
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(pairs), "ns/pair")
-		})
-	}
 }
 
 // TestLinesAreBounded has an endpoint that comes and goes for 1,000 seconds.

@@ -3,6 +3,7 @@ package annotations
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -13,113 +14,93 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestServiceAnnotationsSetTheHash(t *testing.T) {
+// annotated returns the annotations "NAME=VALUE; NAME=VALUE" without the prefix of most of their names.
+func annotated(text string) map[string]string {
+	out := map[string]string{}
+	for a := range strings.SplitSeq(text, "; ") {
+		name, value, _ := strings.Cut(a, "=")
+		if !strings.Contains(name, "/") {
+			name = "go-proxier.github.io/" + name
+		}
+		out[name] = value
+	}
+	return out
+}
+
+func TestServiceAnnotationsSetFields(t *testing.T) {
 	for _, c := range []struct {
-		balance, slots string
-		hash           tracker.Hash
-		want           uint16
-		warnings       int
+		annotations string
+		want        tracker.ServicePort
+		warnings    int
 	}{
-		{"", "", tracker.HashNone, 0, 0},
-		{"random", "", tracker.HashNone, 0, 0},
-		{"source", "1000", tracker.HashSource, 1000, 0},
-		{"source-port", "65535", tracker.HashSourcePort, 65535, 0},
-		{"Source", "65536", tracker.HashNone, 0, 2},
-		{"source", "0", tracker.HashSource, 0, 1},
-		{"source", "-1", tracker.HashSource, 0, 1},
-		{"source", "many", tracker.HashSource, 0, 1},
+		{"balance=", tracker.ServicePort{}, 0},
+		{"balance=random", tracker.ServicePort{}, 0},
+		{"balance=source; balance-slots=1000", tracker.ServicePort{Hash: tracker.HashSource, HashBuckets: 1000}, 0},
+		{"balance=source-port; balance-slots=65535", tracker.ServicePort{Hash: tracker.HashSourcePort, HashBuckets: 65535}, 0},
+		{"balance=Source; balance-slots=65536", tracker.ServicePort{}, 2},
+		{"balance=source; balance-slots=0", tracker.ServicePort{Hash: tracker.HashSource}, 1},
+		{"balance=source; balance-slots=-1", tracker.ServicePort{Hash: tracker.HashSource}, 1},
+		{"balance=source; balance-slots=many", tracker.ServicePort{Hash: tracker.HashSource}, 1},
+		{PreferLocal + "=", tracker.ServicePort{}, 0},
+		{PreferLocal + "=true", tracker.ServicePort{PreferLocal: true}, 0},
+		{PreferLocal + "=false", tracker.ServicePort{}, 0},
+		{PreferLocal + "=yes", tracker.ServicePort{}, 1},
+		{Scheduler + "=lc", tracker.ServicePort{Ext: Server{Scheduler: "lc"}}, 0},
+		{Scheduler + "=mh, port", tracker.ServicePort{Ext: Server{Scheduler: "mh", Port: true}}, 0},
+		{Scheduler + "=rr,one-packet; " + Forwarding + "=direct", tracker.ServicePort{Ext: Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}}, 0},
+		{Forwarding + "=tunnel", tracker.ServicePort{Ext: Server{Forwarding: "tunnel"}}, 0},
+		{Forwarding + "=gre", tracker.ServicePort{Ext: Server{Forwarding: "gre"}}, 0},
+		{Scheduler + "=rr,often; " + Forwarding + "=far", tracker.ServicePort{}, 2},
+		{Scheduler + "=,port", tracker.ServicePort{}, 1},
+		{Scheduler + "=averyveryverylongname", tracker.ServicePort{}, 1},
 	} {
 		s := &v1.Service{}
-		s.Annotations = map[string]string{Balance: c.balance}
-		if c.slots != "" {
-			s.Annotations[Slots] = c.slots
+		s.Annotations = annotated(c.annotations)
+		got := tracker.ServicePort{}
+		if warned := count(t, allowing(t, Known()...).OnService(s, nil, &got)); !reflect.DeepEqual(got, c.want) || warned != c.warnings {
+			t.Errorf("%s: %+v, %d warnings, want %d", c.annotations, got, warned, c.warnings)
 		}
-		p := &tracker.ServicePort{}
-		warned := count(t, allowing(t, Known()...).OnService(s, nil, p))
-		if p.Hash != c.hash || p.HashBuckets != c.want {
-			t.Errorf("%q, %q: %v, %d slots", c.balance, c.slots, p.Hash, p.HashBuckets)
-		}
-		if warned != c.warnings {
-			t.Errorf("%q, %q: %d warnings", c.balance, c.slots, warned)
+		got = tracker.ServicePort{}
+		if count(t, allowing(t).OnService(s, nil, &got)); !reflect.DeepEqual(got, tracker.ServicePort{}) {
+			t.Errorf("%s: in force without permission: %+v", c.annotations, got)
 		}
 	}
 }
 
-func TestFlagsNeedTrue(t *testing.T) {
-	for name, of := range map[string]func(*tracker.ServicePort) bool{
-		PreferLocal: func(p *tracker.ServicePort) bool { return p.PreferLocal },
-	} {
-		for value, want := range map[string]struct {
-			set      bool
-			warnings int
-		}{"": {false, 0}, "true": {true, 0}, "false": {false, 0}, "yes": {false, 1}} {
-			s := &v1.Service{}
-			s.Annotations = map[string]string{name: value}
-			var p tracker.ServicePort
-			if warned := count(t, allowing(t, Known()...).OnService(s, nil, &p)); of(&p) != want.set || warned != want.warnings {
-				t.Errorf("%s %q: %v, %d warnings", name, value, of(&p), warned)
-			}
-			p = tracker.ServicePort{}
-			if count(t, allowing(t).OnService(s, nil, &p)); of(&p) {
-				t.Errorf("%s %q: in force without permission", name, value)
-			}
-		}
-	}
-}
-
-func TestServerIsAnExtension(t *testing.T) {
-	for _, c := range []struct {
-		scheduler, forwarding string
-		want                  tracker.Extension
-		warnings              int
-	}{
-		{"", "", nil, 0},
-		{"lc", "", Server{Scheduler: "lc"}, 0},
-		{"mh, port", "", Server{Scheduler: "mh", Port: true}, 0},
-		{"rr,one-packet", "direct", Server{Scheduler: "rr", OnePacket: true, Forwarding: "direct"}, 0},
-		{"", "tunnel", Server{Forwarding: "tunnel"}, 0},
-		{"", "gre", Server{Forwarding: "gre"}, 0},
-		{"rr,often", "far", nil, 2},
-		{",port", "", nil, 1},
-		{"averyveryverylongname", "", nil, 1},
-	} {
-		s, p := &v1.Service{}, &tracker.ServicePort{}
-		s.Annotations = map[string]string{Scheduler: c.scheduler, Forwarding: c.forwarding}
-		if warned := count(t, allowing(t, Known()...).OnService(s, nil, p)); p.Ext != c.want || warned != c.warnings {
-			t.Errorf("%q, %q: %v, %d warnings", c.scheduler, c.forwarding, p.Ext, warned)
-		}
-	}
-}
-
+// TestSliceAnnotationsSetWeights includes range, default and precedence of Cilium's annotation.
 func TestSliceAnnotationsSetWeights(t *testing.T) {
+	own, all := []string{"weight", "weights"}, Known()
 	for _, c := range []struct {
-		weight, weights string
-		want            [2]uint16 // of 10.244.1.7 and fd00::1
-		warnings        int
+		allowed     []string
+		annotations string
+		want        [2]uint16 // of 10.244.1.7 and fd00::1
+		warnings    int
 	}{
-		{"", "", [2]uint16{1, 1}, 0},
-		{"5", "", [2]uint16{5, 5}, 0},
-		{"5", "10.244.1.7=0", [2]uint16{0, 5}, 0},
-		{"", "fd00:0::1 = 65535, 10.244.1.9=2,", [2]uint16{1, 65535}, 0},
-		{"x", "10.244.1.7=3", [2]uint16{3, 1}, 1},
-		{"-1", "10.244.1.7=3,nonsense,fd00::1=70000", [2]uint16{3, 1}, 2},
+		{own, "weights=", [2]uint16{1, 1}, 0},
+		{own, "weight=5", [2]uint16{5, 5}, 0},
+		{own, "weight=5; weights=10.244.1.7=0", [2]uint16{0, 5}, 0},
+		{own, "weights=fd00:0::1 = 65535, 10.244.1.9=2,", [2]uint16{1, 65535}, 0},
+		{own, "weight=x; weights=10.244.1.7=3", [2]uint16{3, 1}, 1},
+		{own, "weight=-1; weights=10.244.1.7=3,nonsense,fd00::1=70000", [2]uint16{3, 1}, 2},
+		{nil, CiliumWeight + "=5", [2]uint16{1, 1}, 0},
+		{[]string{CiliumWeight}, CiliumWeight + "=", [2]uint16{100, 100}, 0},
+		{[]string{CiliumWeight}, CiliumWeight + "=0", [2]uint16{0, 0}, 0},
+		{[]string{CiliumWeight}, CiliumWeight + "=65535", [2]uint16{65535, 65535}, 0},
+		{[]string{CiliumWeight}, CiliumWeight + "=65536", [2]uint16{100, 100}, 1},
+		{all, CiliumWeight + "=5; weights=fd00::1=7", [2]uint16{5, 7}, 0},
 	} {
-		r, warned := allowing(t, "weight", "weights"), 0
-		s := &discovery.EndpointSlice{}
-		s.Annotations = map[string]string{Weights: c.weights}
-		if c.weight != "" {
-			s.Annotations[Weight] = c.weight
-		}
-		s.Endpoints = make([]discovery.Endpoint, 2)
+		r, warned := allowing(t, c.allowed...), 0
+		s := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
+		s.Annotations = annotated(c.annotations)
 		for i, a := range []string{"10.244.1.7", "fd00::1"} {
 			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), Weight: 1}
 			warned += count(t, r.OnEndpoint(s, &s.Endpoints[i], e))
 			if e.Weight != c.want[i] {
-				t.Errorf("%q, %q: %s has weight %d, want %d", c.weight, c.weights, a, e.Weight, c.want[i])
+				t.Errorf("%q, %s: %s has weight %d, want %d", c.allowed, c.annotations, a, e.Weight, c.want[i])
 			}
 		}
 		if warned != c.warnings {
-			t.Errorf("%q, %q: %d warnings", c.weight, c.weights, warned)
+			t.Errorf("%q, %s: %d warnings, want %d", c.allowed, c.annotations, warned, c.warnings)
 		}
 	}
 }
@@ -146,38 +127,6 @@ func TestChangedWeightsAreRead(t *testing.T) {
 			if e.Weight != c.want[at] {
 				t.Errorf("%q: %s has weight %d, want %d", c.weights, e, e.Weight, c.want[at])
 			}
-		}
-	}
-}
-
-// TestCiliumWeightHasCiliumsMeaning checks range, default and precedence of Cilium's annotation.
-func TestCiliumWeightHasCiliumsMeaning(t *testing.T) {
-	for _, c := range []struct {
-		name            string
-		allowed         []string
-		cilium, weights string
-		want            [2]uint16 // of 10.244.1.7 and fd00::1
-		warnings        int
-	}{
-		{"not allowed", nil, "5", "", [2]uint16{1, 1}, 0},
-		{"missing", []string{CiliumWeight}, "", "", [2]uint16{100, 100}, 0},
-		{"maintenance", []string{CiliumWeight}, "0", "", [2]uint16{0, 0}, 0},
-		{"largest", []string{CiliumWeight}, "65535", "", [2]uint16{65535, 65535}, 0},
-		{"too large", []string{CiliumWeight}, "65536", "", [2]uint16{100, 100}, 1},
-		{"overridden", Known(), "5", "fd00::1=7", [2]uint16{5, 7}, 0},
-	} {
-		r, warned := allowing(t, c.allowed...), 0
-		s := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
-		s.Annotations = map[string]string{CiliumWeight: c.cilium, Weights: c.weights}
-		for i, a := range []string{"10.244.1.7", "fd00::1"} {
-			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), Weight: 1}
-			warned += count(t, r.OnEndpoint(s, &s.Endpoints[i], e))
-			if e.Weight != c.want[i] {
-				t.Errorf("%s: %s has weight %d, want %d", c.name, a, e.Weight, c.want[i])
-			}
-		}
-		if warned != c.warnings {
-			t.Errorf("%s: %d warnings, want %d", c.name, warned, c.warnings)
 		}
 	}
 }

@@ -1,18 +1,14 @@
 package apiretry
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,120 +22,6 @@ import (
 )
 
 var services = schema.GroupResource{Resource: "services"}
-
-// buffer is a bytes.Buffer for several goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-func (b *buffer) Reset() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.b.Reset()
-}
-
-// answers is a ListWatch whose lists take time and return the errors of a function.
-func answers(takes time.Duration, f func() error) *cache.ListWatch {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-time.After(takes):
-			}
-			return nil, f()
-		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewEmptyWatch(), f() },
-	}
-}
-
-func TestFailuresAreRepeatedAndLoggedOnceAMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log buffer
-		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
-		start := time.Now()
-		var attempts atomic.Int64
-		down := errors.New("connection refused")
-		list := func(resource string, up time.Duration) {
-			lw := r.ListWatch(resource, answers(0, func() error {
-				attempts.Add(1)
-				if time.Since(start) < up {
-					return down
-				}
-				return nil
-			}), "")
-			if _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); err != nil {
-				t.Error(err)
-			}
-			if late := time.Since(start) - up; late > 2*LongestPause {
-				t.Errorf("%s: an attempt %v after the end of the outage", resource, late)
-			}
-		}
-		done := make(chan struct{})
-		go func() { defer close(done); list("services", 150*time.Second) }()
-		list("slices", 130*time.Second)
-		<-done
-		// 3 to 6 seconds for each of two resources.
-		if n := attempts.Load(); n < 2*130/6 || n > 2*150/3+10 {
-			t.Errorf("%d attempts", n)
-		}
-		if warned, again := strings.Count(log.String(), "connection refused"), strings.Count(log.String(), "again"); warned != 3 || again != 1 {
-			t.Errorf("%d lines of failure, want 3; %d of recovery, want 1:\n%s", warned, again, &log)
-		}
-	})
-}
-
-func TestSilenceIsLogged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log buffer
-		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
-		lw := r.ListWatch("services", answers(20*time.Second, func() error { return nil }), "")
-		go lw.ListWithContext(t.Context(), metav1.ListOptions{})
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		if strings.Count(log.String(), "no answer yet") != 1 {
-			t.Errorf("after 5 s without an answer: %s", &log)
-		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if !strings.Contains(log.String(), "again") {
-			t.Errorf("after the answer: %s", &log)
-		}
-		log.Reset()
-		// A later request may take long.
-		if _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); err != nil || log.String() != "" {
-			t.Errorf("error %v, log %s", err, &log)
-		}
-	})
-}
-
-func TestPauseEndsWithItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		lw := New(slog.New(slog.DiscardHandler), nil).ListWatch("services", answers(0, func() error { return errors.New("refused") }), "")
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Minute, cancel)
-		start := time.Now()
-		if _, err := lw.WatchWithContext(ctx, metav1.ListOptions{}); err != nil || time.Since(start) != time.Minute {
-			t.Errorf("error %v after %v, want none after a minute", err, time.Since(start))
-		}
-		if _, err := lw.ListWithContext(ctx, metav1.ListOptions{}); err == nil || time.Since(start) != time.Minute {
-			t.Errorf("error %v after %v, want one after a minute", err, time.Since(start))
-		}
-	})
-}
 
 func TestErrorsForTheReflectorPass(t *testing.T) {
 	tooLarge := apierrors.NewTimeoutError("too large", 1)
@@ -173,7 +55,7 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 	const selector = "spec.clusterIP!=None"
 	refused := apierrors.NewBadRequest("field label not supported: spec.clusterIP")
 	for _, broken := range []bool{false, true} {
-		var log buffer
+		var log strings.Builder
 		var got []string
 		do := func(o metav1.ListOptions) error {
 			got = append(got, o.FieldSelector)
@@ -254,12 +136,4 @@ func TestStoppedWatchLeavesNoGoroutine(t *testing.T) {
 			t.Errorf("%d contacts, want 1", contacts)
 		}
 	})
-}
-
-func TestRetryAfterIsObeyedWithinTheLongestPause(t *testing.T) {
-	for asked, most := range map[int]time.Duration{0: 2 * FirstPause, 1: 2 * time.Second, 120: 2 * LongestPause} {
-		if d := pause(0, apierrors.NewTooManyRequests("x", asked)); d < most/2 || d > most {
-			t.Errorf("asked for %d s: a pause of %v, want %v to %v", asked, d, most/2, most)
-		}
-	}
 }

@@ -1,9 +1,6 @@
 package objects
 
 import (
-	"bytes"
-	"context"
-	"log/slog"
 	"strings"
 	"testing"
 
@@ -13,20 +10,9 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// eventMessages is an event sink that stores the kind of each object and the message.
-type eventMessages map[string]string
-
-func (e eventMessages) Event(o v1.ObjectReference, warning bool, _, message string) {
-	if warning {
-		e[o.Kind] += message + "\n"
-	}
-}
 
 // wrongAnnotations has a wrong value for each annotation that nodeproxy reads, and the kind of its
 // object.
@@ -54,21 +40,13 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 	for name, c := range cases {
 		for _, allowed := range []bool{true, false} {
 			known := strings.TrimPrefix(name, "go-proxier.github.io/")
-			args := []string{"run", "--hostname-override", "n1", "--proxy-mode", config.ModeIPTables}
+			args := []string{"--proxy-mode", config.ModeIPTables}
 			if allowed {
 				args = append(args, "--allow-annotations", known)
 			}
-			var log bytes.Buffer
 			events := eventMessages{}
-			w := must.Get(New(configtest.Parsed(t, args), nil, nil, WorldHooks{Events: events}, slog.New(slog.NewTextHandler(&log, nil))))(t)
-			log.Reset()
-			cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
-			w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-
-			port, targetPort := "p", int32(8080)
-			s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"}}
-			s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = "10.96.0.1", []string{"10.96.0.1"}, []v1.IPFamily{v1.IPv4Protocol}
-			s.Spec.Ports = []v1.ServicePort{{Name: port, Port: 80}}
+			w, log, cursor, _ := newWorld(t, WorldHooks{Events: events}, args...)
+			s, port, targetPort := web("web", "10.96.0.1"), "p", int32(8080)
 			slice := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &port, Port: &targetPort}}}
 			slice.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "web-a", UID: "v", Labels: map[string]string{discovery.LabelServiceName: "web"}}
 			slice.Endpoints = []discovery.Endpoint{{Addresses: []string{"10.1.0.1"}}, {Addresses: []string{"10.1.0.2"}}}
@@ -82,7 +60,7 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 			w.SetSlice(slice)
 			must.Do(t, cursor.Sync(t.Context()))
 			foreign := name == annotations.CiliumWeight && !allowed
-			if named := strings.Contains(events[c.kind], name); named == foreign || len(events) > 1 {
+			if named := strings.Contains(strings.Join(events[c.kind], "\n"), name); named == foreign || len(events) > 1 {
 				t.Errorf("%s, allowed %v: events %q", name, allowed, events)
 			}
 			if strings.Contains(log.String(), name) == foreign {
@@ -101,23 +79,11 @@ func TestWrongAnnotationsAreReportedAndIgnored(t *testing.T) {
 
 func TestHookOfTheModeAddsToServicePorts(t *testing.T) {
 	for _, hook := range []func(*v1.Service, *tracker.ServicePort){nil, func(s *v1.Service, p *tracker.ServicePort) { p.NeedLocalSet = true }} {
-		c := configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"})
-		w := must.Get(New(c, []tracker.Family{tracker.IPv4}, nil, WorldHooks{OnService: hook}, slog.New(slog.DiscardHandler)))(t)
-		var got []bool
-		cursor := w.Engine.Attach("test", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-			for _, c := range d.Changes {
-				got = append(got, c.New.Spec.NeedLocalSet)
-			}
-			return nil
-		}))
-		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "svc", UID: "1"}}
-		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "10.96.0.1", []string{"10.96.0.1"}, []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}}
-		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
-		w.SetService(s)
-		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
+		w, _, cursor, deltas := newWorld(t, WorldHooks{OnService: hook})
+		w.SetService(web("svc", "10.96.0.1"))
 		must.Do(t, cursor.Sync(t.Context()))
-		if want := hook != nil; len(got) != 1 || got[0] != want {
-			t.Errorf("NeedLocalSet is %v, want %v", got, want)
+		if got := (*deltas)[0].Changes; len(got) != 1 || got[0].New.Spec.NeedLocalSet != (hook != nil) {
+			t.Errorf("%d changes, NeedLocalSet is %v", len(got), hook == nil)
 		}
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestAPIServerAddressComesFromConfiguration(t *testing.T) {
@@ -47,15 +46,8 @@ func TestAPIServerAddressComesFromConfiguration(t *testing.T) {
 // TestServiceCannotTakeAPIServersAddress gives a Service the API server's address as an external IP.
 // Its other frontends are served.
 func TestServiceCannotTakeAPIServersAddress(t *testing.T) {
-	var warnings eventList
-	cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir()})
-	w, err := New(cfg, []tracker.Family{tracker.IPv4}, nil, WorldHooks{
-		APIServer: apiAddresses{netip.MustParseAddrPort("192.0.2.7:6443")},
-		Events:    &warnings,
-	}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := eventMessages{}
+	w, _, _, _ := newWorld(t, WorldHooks{APIServer: apiAddresses{netip.MustParseAddrPort("192.0.2.7:6443")}, Events: events})
 	w.SetService(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "thief"},
 		Spec: v1.ServiceSpec{
@@ -65,7 +57,6 @@ func TestServiceCannotTakeAPIServersAddress(t *testing.T) {
 			},
 		},
 	})
-	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	var got []string
 	for _, s := range w.Engine.Snapshot().Ports {
 		for _, f := range s.Frontends {
@@ -78,15 +69,10 @@ func TestServiceCannotTakeAPIServersAddress(t *testing.T) {
 	if want := []string{"api 192.0.2.8", "udp 192.0.2.7", "udp 192.0.2.8", "web 192.0.2.7", "web 192.0.2.8"}; !slices.Equal(got, want) {
 		t.Errorf("external IPs %q, want %q", got, want)
 	}
-	if len(warnings) != 1 || !strings.Contains(warnings[0], "API server") {
-		t.Errorf("events %q, want one about the API server", warnings)
+	if warnings := events["Service"]; len(warnings) != 1 || !strings.Contains(warnings[0], "API server") {
+		t.Errorf("events %q, want one about the API server", events)
 	}
 }
-
-// eventList holds the messages of events.
-type eventList []string
-
-func (l *eventList) Event(_ v1.ObjectReference, _ bool, _, message string) { *l = append(*l, message) }
 
 // FuzzAddr compares ParseAddr with the parser that kube-proxy uses for the addresses of
 // objects.

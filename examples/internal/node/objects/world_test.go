@@ -9,9 +9,6 @@ import (
 	"os"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
@@ -58,12 +55,7 @@ func TestAddressesThatCannotBeReadStay(t *testing.T) {
 func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
 	w := must.Get(New(configtest.Parsed(t, []string{"run", "--cluster-cidr=10.0.0.0/8"}), []tracker.Family{tracker.IPv4}, nil, WorldHooks{}, slog.New(slog.DiscardHandler)))(t)
 	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	service := func(n int) {
-		w.SetService(&v1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("s", n)},
-			Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", n), Ports: []v1.ServicePort{{Port: 80}}},
-		})
-	}
+	service := func(n int) { w.SetService(web(fmt.Sprint("s", n), fmt.Sprintf("10.96.0.%d", n))) }
 	var changes []int
 	var applying func()
 	cursor := w.Engine.Attach("rules", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {

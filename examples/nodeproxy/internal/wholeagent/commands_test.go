@@ -154,25 +154,7 @@ func demoCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestDemoExpectationsHold runs the demo as a user does, in its own namespaces.
-func TestDemoExpectationsHold(t *testing.T) {
-	t.Parallel()
-	netlab.Require(t)
-	for _, mode := range []string{"nftables", "iptables"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			needMode(t, mode)
-			out, err := demoCommand("--proxy-mode", mode).CombinedOutput()
-			if err != nil || strings.Contains(string(out), "FAILED") {
-				t.Errorf("error %v, output:\n%s", err, out)
-			}
-			contains(t, string(out), "The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
-				"ok      IPv4: every endpoint answers: pod-1 ", "ok      IPv6: the source is preserved: pod-1 sees 2001:db8:c::9", " connections, 0 failed", "expectations held.")
-		})
-	}
-}
-
-// TestInterruptedDemoReturns130 interrupts the demo in the middle.
+// TestInterruptedDemoReturns130 interrupts the demo in the middle. Step demo of .ci/run runs all of it.
 func TestInterruptedDemoReturns130(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)

@@ -334,8 +334,8 @@ var flagChecks = map[string]func(t *testing.T, s *site){
 		if code := ask(http.MethodPut, "4"); code != http.StatusOK {
 			t.Errorf("a good verbosity: status %d", code)
 		}
-		toggle()
-		p.logged(t, debug)
+		// A port that was in use for a moment is not open yet.
+		eventually(t, "a debug line", func() bool { toggle(); return strings.Contains(p.log(), debug) })
 	},
 	// Infos go to standard output, whose buffer is flushed at the end, and errors to standard error.
 	"logging.options.json": func(t *testing.T, s *site) {

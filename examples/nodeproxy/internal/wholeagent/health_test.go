@@ -42,7 +42,7 @@ func TestRulesDeletedDuringWritesAreBackSoon(t *testing.T) {
 		t.Fatalf("/healthz: %d %s", code, body)
 	}
 	put(t, dir, "armed", "")
-	wipeMode(t, s.Node, "nftables")
+	must.Get(s.Node.Run(t, "nft", "flush ruleset"))(t)
 	eventually(t, "/healthz reports the missing rules", func() bool {
 		code, body, _ := get(t, s.Client, healthz)
 		return code == 503 && strings.Contains(body, "another process deleted rules in IPv4")

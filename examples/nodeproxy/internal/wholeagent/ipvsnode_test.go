@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/run"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/stall"
@@ -261,19 +260,7 @@ func explainIPVS(t *testing.T) {
 // top shows addresses.
 func traceIPVS(t *testing.T) {
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
-	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--cluster-cidr", "10.1.0.0/16"}
-	start(t, s.Node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...).synced(t, "services=2 endpoints=2 changed=2")
-	for _, by := range []string{"conntrack", "nftrace"} {
-		code, out := runTrace(t, s.Node, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) },
-			append(flags, "--count", "5", "--by", by, clusterVIP)...)
-		contains(t, out, "connection: 192.0.2.9:", "kernel: endpoint 10.1.0.", ":8080, masqueraded", "must: forward: ",
-			"\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
-		if code != 0 {
-			t.Errorf("--by %s: exit status %d", by, code)
-		}
-	}
+	s.traceAgrees(t, "ipvs", nil)
 	count := func() float64 {
 		n, _ := topRows(t, s.Node, "--proxy-mode", "ipvs")["10.96.0.10:80 IPv4"]["connections"].(float64)
 		return n
@@ -322,15 +309,7 @@ func privilegesIPVS(t *testing.T) {
 	rollOut(t, dir, podIPs[0])
 	p := startWith(t, s.Node, []string{"PATH=" + flavorPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	var want uint64
-	for _, c := range run.Needed(false) {
-		want |= 1 << c
-	}
-	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
-		if got := capabilities(t, p.Process.Pid, set); got != want {
-			t.Errorf("%s is %x, want %x", set, got, want)
-		}
-	}
+	p.onlyNeededCapabilities(t)
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	p.logged(t, "kube-proxy has deprecated its mode ipvs")
 

@@ -28,7 +28,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -434,55 +433,5 @@ func TestFailuresAreCounted(t *testing.T) {
 				return nil
 			})
 		})
-	}
-}
-
-// TestRepairedFailureIsCounted deletes the rules, so that the sync of a change fails and writes
-// all rules again immediately.
-func TestRepairedFailureIsCounted(t *testing.T) {
-	t.Parallel()
-	for _, m := range []modes.Mode{modes.NFTables(), modes.IPTables()} {
-		t.Run(m.Name, func(t *testing.T) {
-			t.Parallel()
-			needMode(t, m.Name)
-			s := newSite(t)
-			name, partial := "sync_proxy_rules_nftables_sync_failures_total", -1.0
-			if m.Name == "iptables" {
-				name, partial = "sync_proxy_rules_iptables_restore_failures_total", 1
-			}
-			s.agentIn(t, m, func(a *core.Agent) error {
-				a.SetService(dualStack("x", 1))
-				a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
-				a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-				if err := a.Sync(t.Context()); err != nil {
-					return err
-				}
-				wipeMode(t, s.Node, m.Name)
-				a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[1]))
-				if err := a.Sync(t.Context()); err != nil {
-					return err
-				}
-				all := scrape(t, a)
-				if got := metric(all, name, "IPv4"); got != 1 {
-					t.Errorf("%v failures, want 1", got)
-				}
-				if got := metric(all, "sync_proxy_rules_iptables_partial_restore_failures_total", "IPv4"); got != partial {
-					t.Errorf("%v partial failures, want %v", got, partial)
-				}
-				return nil
-			})
-		})
-	}
-}
-
-// wipeMode removes the agent's rules behind its back.
-func wipeMode(t *testing.T, h *netlab.Host, mode string) {
-	t.Helper()
-	command := []string{"nft", "flush ruleset"}
-	if mode == "iptables" {
-		command = []string{"sh", "-c", "echo '*nat\nCOMMIT' | iptables-restore"}
-	}
-	if out, err := h.Run(t, command[0], command[1:]...); err != nil {
-		t.Errorf("%s: %v\n%s", command, err, out)
 	}
 }

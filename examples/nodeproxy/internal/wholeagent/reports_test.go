@@ -132,21 +132,6 @@ func TestPublicReports(t *testing.T) {
 			})
 			lb := strings.Replace(webService, "  type: NodePort\n", "  type: LoadBalancer\n  externalTrafficPolicy: Local\n", 1)
 			local := strings.ReplaceAll(webSlice(podIPs[0]), "- addresses: ["+podIPs[0]+"]", "- {addresses: ["+podIPs[0]+"], nodeName: n1}")
-			// k3s' ServiceLB writes addresses of nodes into the status. With policy Local the client's
-			// address stays, and a node that the status does not name forwards nothing at the port.
-			play("k3s-2925 k3s-11077", func(t *testing.T) {
-				lb := lb + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}, {ip: 192.0.2.77}]}}\n"
-				r.applied(lb, local)
-				r.answers("192.0.2.1:80", podIPs[0])
-				if _, source, err := lab.Visit(r.Client, "", "192.0.2.1:80"); err != nil || source != "192.0.2.9" {
-					t.Errorf("the pod sees %s, error %v", source, err)
-				}
-				r.applied(lb, strings.ReplaceAll(local, "nodeName: n1", "nodeName: n2"))
-				eventually(t, "no answer without a local endpoint", func() bool {
-					_, err := lab.Dial(r.Client, "tcp", "", "192.0.2.1:80", lab.NoAnswerTimeout)
-					return err != nil
-				})
-			})
 			// The node gets and loses addresses: the health check follows them, stays after a restart, and
 			// is not left when the Service has none. UDP flows stay with their endpoint at the restart.
 			play("calico-8112 kubernetes-122740", func(t *testing.T) {

@@ -3,6 +3,7 @@
 package wholeagent
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -47,17 +48,6 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	out["ipvs"] = strings.Contains(saved, "\n:KUBE-IPVS-SERVICES ")
 	out["kube-proxy iptables"] = strings.Contains(saved, "\n:KUBE-SVC-OLD")
 	return out
-}
-
-// has checks that a node has rules of exactly these modes.
-func has(t *testing.T, h *netlab.Host, what string, want ...string) {
-	t.Helper()
-	got := rules(t, h)
-	for kind, there := range got {
-		if there != slices.Contains(want, kind) {
-			t.Errorf("%s: rules of %s: %v", what, kind, there)
-		}
-	}
 }
 
 // held opens some more connections and checks that none has failed.
@@ -131,12 +121,9 @@ func switchModes(t *testing.T, first string, others ...string) {
 		p = run(first)
 		tidied(first, first)
 	}
-	long := must.Get(lab.Dial(s.Client, "tcp", "", nodePort, testtime.Timeout))(t)
-	defer long.Close()
-	name, _, err := long.Hear()
-	if err != nil {
-		t.Fatal(err)
-	}
+	long := talk(t, s.Client, nodePort)
+	name, _, err := long.Ask()
+	must.Do(t, err)
 	stream := s.stream()
 	for i, mode := range others {
 		stream.Next(20)
@@ -166,5 +153,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	stream.Stop()
 	p.stop(t)
 	cleanup(t, s.Node)
-	has(t, s.Node, "cleaned up")
+	if left := rules(t, s.Node); slices.Contains(slices.Collect(maps.Values(left)), true) {
+		t.Errorf("cleaned up: %v", left)
+	}
 }

@@ -85,41 +85,46 @@ func TestTraceAgrees(t *testing.T) {
 				env = []string{"PATH=" + flavorPath(t, kind)}
 			}
 			s := newSite(t)
-			dir := t.TempDir()
-			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
-			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16"}
-			start := func(args ...string) *process { return startWith(t, s.Node, env, append(args, flags...)...) }
-			start("run").synced(t, "services=2 endpoints=2 changed=2")
-
-			for _, by := range []string{"nftrace", "conntrack"} {
-				code, out := runTrace(t, s.Node, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) },
-					append(flags, "--count", "5", "--by", by, clusterVIP)...)
-				contains(t, out, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded",
-					"must: forward: ", "\nagrees\n", ":8080 got ", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
-				if by == "nftrace" {
-					contains(t, out, ", in by eth0\n", ", out by pods\n")
-				}
-				if code != 0 {
-					t.Errorf("exit status %d", code)
-				}
-			}
+			flags := s.traceAgrees(t, mode, env)
 			if flavor == "iptables-legacy" {
 				// trace does not show its rules, but it shows that the packet is lost.
 				must.Get(s.Node.Output(flavor, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"))(t)
-				code, out := runTrace(t, s.Node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
-				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
-				if code != 1 {
-					t.Errorf("exit status %d", code)
-				}
+				s.follows(t, 1, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP),
+					"kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				return
 			}
 			netlab.NeedPrograms(t, "nft") // by which trace prints a rule
-			code, out := runTrace(t, s.Node, func() { s.refused(t, "10.96.0.40:80") }, append(flags, "--count", "1", "10.96.0.40:80")...)
-			contains(t, out, "kernel: refused: table ip ", "that rule: ", "must: reject: ", "0 forwarded, 1 refused, 0 neither; kernel and objects AGREE")
-			if code != 0 {
-				t.Errorf("exit status %d", code)
-			}
+			s.follows(t, 0, func() { s.refused(t, "10.96.0.40:80") }, append(flags, "--count", "1", "10.96.0.40:80"),
+				"kernel: refused: table ip ", "that rule: ", "must: reject: ", "0 forwarded, 1 refused, 0 neither; kernel and objects AGREE")
 		})
+	}
+}
+
+// traceAgrees serves the Services web and empty, and follows connections in each way. It returns the flags for the Services.
+func (s *site) traceAgrees(t *testing.T, mode string, env []string) []string {
+	t.Helper()
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
+	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16"}
+	startWith(t, s.Node, env, append([]string{"run", "--min-sync-period", "0s"}, flags...)...).synced(t, "services=2 endpoints=2 changed=2")
+	for by, shown := range map[string][]string{"nftrace": {", in by eth0\n", ", out by pods\n"}, "conntrack": nil} {
+		if mode == "ipvs" {
+			shown = nil
+		}
+		s.follows(t, 0, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) }, append(flags, "--count", "5", "--by", by, clusterVIP),
+			append(shown, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded", "must: forward: ", "\nagrees\n",
+				":8080 got ", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")...)
+	}
+	return flags
+}
+
+// follows checks the exit status and parts of the output of trace while connect makes connections.
+func (s *site) follows(t *testing.T, want int, connect func(), args []string, parts ...string) {
+	t.Helper()
+	code, out := runTrace(t, s.Node, connect, args...)
+	contains(t, out, parts...)
+	if code != want {
+		t.Errorf("exit status %d, want %d", code, want)
 	}
 }
 
@@ -209,11 +214,7 @@ func TestTraceSaysWhatHappens(t *testing.T) {
 				must.Get(s.Node.Run(t, "nft", "table inet firewall { chain guard { type "+tt.rule+"; }; }"))(t)
 				defer s.Node.Run(t, "nft", "delete table inet firewall")
 			}
-			code, out := runTrace(t, s.Node, tt.connect, strings.Fields(tt.args)...)
-			contains(t, out, tt.want...)
-			if code != tt.code {
-				t.Errorf("exit status %d, want %d", code, tt.code)
-			}
+			s.follows(t, tt.code, tt.connect, strings.Fields(tt.args), tt.want...)
 		})
 	}
 }

@@ -222,7 +222,7 @@ var plays = map[string]play{
 		mend:    func(s *stage) { s.nft(s.Pod2, "delete table inet broken"); s.someSilent(false) },
 	},
 	"The node does not forward packets": {
-		cause: func(s *stage) { s.must(s.Node.Sysctl("net/ipv4/ip_forward", "0")); s.silent(s.Pod1, "", pageWeb) },
+		cause: func(s *stage) { must.Do(s.t, s.Node.Sysctl("net/ipv4/ip_forward", "0")); s.silent(s.Pod1, "", pageWeb) },
 		mend:  func(s *stage) { s.answers(s.Pod1, "", pageWeb) },
 	},
 	"No endpoint is ready": {
@@ -239,7 +239,7 @@ var plays = map[string]play{
 			put(s.t, s.dir, "empty.yaml", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: e, namespace: shop, labels: {kubernetes.io/service-name: empty}},
 addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [10.1.1.3]}]}`)
 			s.answers(s.Pod1, "", pageEmpty)
-			s.must(os.Remove(filepath.Join(s.dir, "empty.yaml")))
+			must.Do(s.t, os.Remove(filepath.Join(s.dir, "empty.yaml")))
 			s.refuses(s.Pod1, pageEmpty)
 		},
 	},
@@ -370,10 +370,10 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 		cause: func(s *stage) {
 			netlab.NeedPrograms(s.t, "conntrack")
 			c, err := lab.Dial(s.Pod2, "udp", "", pageDNS, testtime.Timeout)
-			s.must(err)
+			must.Do(s.t, err)
 			s.t.Cleanup(func() { c.Close() })
 			pod, _, err := c.Ask()
-			s.must(err)
+			must.Do(s.t, err)
 			s.stop()
 			s.edit("endpoints-dns.yaml", "- {addresses: ["+lab.PodAddr[pod][0]+"], nodeName: ", "- {addresses: [10.1.2.3], nodeName: ")
 			if again, _, err := c.Ask(); err != nil || again != pod {
@@ -385,19 +385,12 @@ addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [1
 			s.run()
 			eventually(s.t, "another endpoint answers", func() bool {
 				pod, _, err := s.talk.Ask()
-				s.must(err)
+				must.Do(s.t, err)
 				return pod != s.gone
 			})
 			s.restore()
 		},
 	},
-}
-
-func (s *stage) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
 }
 
 // webOf waits until exactly these pods get connections to the Service web.
@@ -417,7 +410,7 @@ func (s *stage) source(h *netlab.Host, to, pod, source string) {
 func (s *stage) withAPI(node, refuses string) {
 	s.t.Helper()
 	l, err := s.Node.Listen("tcp", "127.0.0.1:0")
-	s.must(err)
+	must.Do(s.t, err)
 	server := &http.Server{Handler: &fakeAPI{refuses: refuses, objects: map[string]string{
 		"Node":          `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-1","resourceVersion":"1"},"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
 		"Service":       `{"kind":"Service","apiVersion":"v1","metadata":{"name":"kubernetes","namespace":"default","resourceVersion":"1"},"spec":{"clusterIP":"10.96.0.1","ports":[{"name":"https","port":443}]}}`,
