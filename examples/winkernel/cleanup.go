@@ -5,19 +5,6 @@ import (
 	"fmt"
 )
 
-// Owned reports whether the service has objects that Cleanup would delete.
-func Owned(ctx context.Context, c Config) (bool, error) {
-	c, s, err := c.inspect(ctx)
-	if err != nil {
-		return false, err
-	}
-	p, found := planner{&c, &s.network}, len(s.lbs) != 0 || len(s.broken) != 0
-	for _, e := range s.endpoints {
-		found = found || p.owns(&e)
-	}
-	return found, nil
-}
-
 // Cleanup deletes the objects of a service proxy: all load balancers, except those with an endpoint
 // in a network other than c.Network, and the remote endpoints that a Backend or kube-proxy makes
 // for pods of other nodes and for cluster IPs. Load balancers have no names and no owner, so

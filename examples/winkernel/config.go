@@ -7,10 +7,10 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -107,45 +107,33 @@ func (c Config) withDefaults() (Config, error) {
 			}
 		}
 	}
-	c.NodeIPs = slices.Clone(c.NodeIPs)
-	c.HostMAC = normalizeMAC(c.HostMAC)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.NodeIPs, c.HostMAC, c.Log = slices.Clone(c.NodeIPs), normalizeMAC(c.HostMAC), backendconf.Log(c.Log)
 	return c, nil
 }
 
 // forNetwork returns an error if the configuration does not suit the network.
 func (c *Config) forNetwork(n *Network) error {
-	switch n.Type {
-	case L2Bridge:
-		return nil
-	case Overlay:
-	default:
-		return fmt.Errorf("winkernel: %w: network %q is of type %q, not %s or %s", ruleset.ErrConfig, n.Name, n.Type, L2Bridge, Overlay)
-	}
+	need := ""
 	switch {
+	case n.Type == L2Bridge:
+	case n.Type != Overlay:
+		need = fmt.Sprintf("type %s or %s", L2Bridge, Overlay)
 	case !c.SourceVIP.Is4():
-		return fmt.Errorf("winkernel: %w: overlay network %q needs an IPv4 SourceVIP", ruleset.ErrConfig, n.Name)
+		need = "an IPv4 SourceVIP"
 	case c.HostMAC == "":
-		return fmt.Errorf("winkernel: %w: overlay network %q needs HostMAC", ruleset.ErrConfig, n.Name)
+		need = "HostMAC"
 	case len(c.NodeIPs) != 1 || !c.NodeIPs[0].Is4():
-		return fmt.Errorf("winkernel: %w: overlay network %q needs one IPv4 node IP", ruleset.ErrConfig, n.Name)
+		need = "one IPv4 node IP"
+	}
+	if need != "" {
+		return fmt.Errorf("winkernel: %w: network %q of type %s needs %s", ruleset.ErrConfig, n.Name, n.Type, need)
 	}
 	return nil
 }
 
-// nodeIP returns the node's address of a family.
-func (c *Config) nodeIP(f tracker.Family) (netip.Addr, bool) {
-	for _, a := range c.NodeIPs {
-		if a.Is4() == (f == tracker.IPv4) {
-			return a, true
-		}
-	}
-	return netip.Addr{}, false
+func (c *Config) serves(f tracker.Family) bool {
+	return slices.ContainsFunc(c.NodeIPs, func(a netip.Addr) bool { return tracker.FamilyOf(a) == f })
 }
-
-func itoa(port uint16) string { return strconv.Itoa(int(port)) }
 
 // PreserveDestination is an annotation of a Service. The value "true" sends connections to
 // node ports and load-balancer IPs to pods of this node only, which see the load-balancer IP
@@ -169,12 +157,6 @@ func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Ext, p.NeedLocalSet = preserve{}, true
 	}
 	return nil
-}
-
-// preservesDestination reports whether OnService found the annotation.
-func preservesDestination(p *tracker.ServicePort) bool {
-	_, ok := p.Ext.(preserve)
-	return ok
 }
 
 // Probe checks whether the service supports the configuration. Errors about the configuration
@@ -221,9 +203,4 @@ func (c *Config) probe(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (c *Config) serves(f tracker.Family) bool {
-	_, ok := c.nodeIP(f)
-	return ok
 }

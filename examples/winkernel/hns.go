@@ -164,9 +164,9 @@ type Frontend struct {
 // 30080 IPv6".
 func (f Frontend) String() string {
 	if f.VIP.IsValid() {
-		return string(f.Protocol) + " " + netip.AddrPortFrom(f.VIP, f.Port).String()
+		return fmt.Sprintf("%s %v", f.Protocol, netip.AddrPortFrom(f.VIP, f.Port))
 	}
-	return string(f.Protocol) + " node port " + itoa(f.Port) + " " + f.Family.String()
+	return fmt.Sprintf("%s node port %d %v", f.Protocol, f.Port, f.Family)
 }
 
 // PortFlags is a set of properties of a load balancer's port

@@ -67,7 +67,7 @@ func (p planner) pool(s *ruleset.Port, f *ruleset.Frontend) []*tracker.Endpoint 
 // preserves reports whether the annotation PreserveDestination applies to a frontend. It means
 // that traffic keeps its destination and uses endpoints of this node only.
 func preserves(s *ruleset.Port, f *ruleset.Frontend) bool {
-	return preservesDestination(s.Spec) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
+	return preserve{}.Equal(s.Spec.Ext) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
 }
 
 // isIngress reports whether a frontend is a load-balancer IP, even if it is an external IP as
@@ -158,7 +158,7 @@ func (p planner) addHealthChecks(out []wanted, s *ruleset.Port) []wanted {
 		if p.network.Type == Overlay {
 			w.settings.SourceVIP = p.config.SourceVIP
 		}
-		if preservesDestination(s.Spec) {
+		if (preserve{}).Equal(s.Spec.Ext) {
 			w.settings.Flags = UseMux | PreserveDIP
 		}
 		out = append(out, w)
