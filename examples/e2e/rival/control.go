@@ -7,8 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
@@ -25,7 +23,6 @@ const (
 type control struct {
 	host   *netlab.Host
 	server *controlplane.Server
-	logs   []*os.File
 	// services is the number of Services. generation is the current set of endpoints of
 	// each of them.
 	services   int
@@ -34,59 +31,24 @@ type control struct {
 	launched int
 }
 
-// newControl starts the API server.
-func newControl(ctx context.Context, lab *netlab.Lab, o *options, dir string) (_ *control, err error) {
-	c := &control{}
-	defer func() {
-		if err != nil {
-			c.close()
-		}
-	}()
-	c.host = lab.Host("control")
+// newControl starts the API server. The caller must close c.server.
+func newControl(ctx context.Context, lab *netlab.Lab, dir string) (c *control, err error) {
+	c = &control{host: lab.Host("control")}
 	// The proxies' hosts come and go; the API server's address stays.
 	if c.host.Addrs("lo", controlAddr+"/32"); lab.Err != nil {
 		return nil, lab.Err
 	}
-	for _, name := range []string{"etcd", "kube-apiserver"} {
-		log, err := logFile(o.logs, name)
-		if err != nil {
-			return nil, err
-		}
-		c.logs = append(c.logs, log)
-	}
-	c.server, err = controlplane.Start(ctx, controlplane.Config{
-		Host: c.host, Address: controlAddr, Programs: o.control, Dir: dir, ServiceRanges: serviceRange,
-		EtcdLog: c.logs[0], APIServerLog: c.logs[1],
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err = c.server.WaitFor(ctx, "/api/v1/namespaces/default"); err != nil {
+	if c.server, err = controlplane.Start(ctx, controlplane.Config{Host: c.host, Address: controlAddr, Dir: dir}); err != nil {
 		return nil, err
 	}
 	node := `{"apiVersion":"v1","kind":"Node","metadata":{"name":"` + nodeName + `"},"status":{"addresses":[{"type":"InternalIP","address":"` + nodeAddr + `"}]}}`
-	return c, c.request(ctx, "POST", "/api/v1/nodes", []byte(node))
-}
-
-// logFile creates the log file of a program, and the folder if it is missing. Without a folder it
-// opens /dev/null.
-func logFile(dir, name string) (*os.File, error) {
-	if dir == "" {
-		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err = c.server.WaitFor(ctx, "/api/v1/namespaces/default"); err == nil {
+		err = c.request(ctx, "POST", "/api/v1/nodes", []byte(node))
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	return os.Create(filepath.Join(dir, name+".log"))
-}
-
-func (c *control) close() {
-	if c.server != nil {
+	if err != nil {
 		c.server.Close()
 	}
-	for _, f := range c.logs {
-		f.Close()
-	}
+	return c, err
 }
 
 // request sends a request and ignores the answer.
@@ -97,14 +59,10 @@ func (c *control) request(ctx context.Context, method, path string, body []byte)
 
 // The objects.
 const (
-	serviceRange = "10.96.0.0/12"
-	slicesPath   = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-	workers      = 32 // requests at a time
-	minServices  = 2 * watchedChanges
-	maxServices  = 60000
-	// maxEndpoints is the most endpoints of a Service. Each Service has addresses for three
-	// sets: changes alternate between two, and the third is for changes of the number.
-	maxEndpoints = 30
+	slicesPath  = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+	workers     = 32 // requests at a time
+	minServices = 2 * watchedChanges
+	maxServices = 60000
 )
 
 // The first cluster IP and the first endpoint.
@@ -131,14 +89,14 @@ func plus(a netip.Addr, n int) netip.Addr {
 
 func clusterIP(service int) netip.Addr { return plus(firstClusterIP, service) }
 
-// endpoint returns the n-th address of one of a Service's three sets.
+// endpoint returns the n-th address of one of a Service's two sets, between which changes alternate.
 func endpoint(service, set, n int) netip.Addr {
-	return plus(endpointRange.Addr(), service*3*maxEndpoints+set*maxEndpoints+n)
+	return plus(endpointRange.Addr(), (service*2+set)*endpoints+n)
 }
 
 func setOf(a netip.Addr) (service, set int) {
 	n := int(number(a) - number(endpointRange.Addr()))
-	return n / (3 * maxEndpoints), n % (3 * maxEndpoints) / maxEndpoints
+	return n / endpoints / 2, n / endpoints % 2
 }
 
 func serviceObject(i int) []byte {
@@ -151,12 +109,12 @@ func serviceObject(i int) []byte {
 const nodes = 1000
 
 // nodeOf returns the name of an endpoint's node. One of them is the proxy's.
-func nodeOf(service, n int) string { return fmt.Sprintf("n%d", (service*maxEndpoints+n)%nodes+1) }
+func nodeOf(service, n int) string { return fmt.Sprintf("n%d", (service*endpoints+n)%nodes+1) }
 
-func sliceObject(i, set, n int) []byte {
+func sliceObject(i, set int) []byte {
 	b := fmt.Appendf(nil, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"s%d-1","labels":{"kubernetes.io/service-name":"s%d"}},"addressType":"IPv4","ports":[{"name":"","port":%d,"protocol":"TCP"}],"endpoints":[`,
 		i, i, endpointPort)
-	for j := range n {
+	for j := range endpoints {
 		if j > 0 {
 			b = append(b, ',')
 		}
@@ -171,37 +129,22 @@ func (c *control) grow(ctx context.Context, n int) error {
 		return nil
 	}
 	first := c.services
-	for len(c.generation) < n {
-		c.generation = append(c.generation, 0)
-	}
-	c.services = n
+	c.services, c.generation = n, append(c.generation, make([]int, n-first)...)
 	return parallel(n-first, func(i int) error {
 		i += first
 		if err := c.request(ctx, "POST", "/api/v1/namespaces/default/services", serviceObject(i)); err != nil {
 			return err
 		}
-		return c.request(ctx, "POST", slicesPath, sliceObject(i, 0, endpoints))
+		return c.request(ctx, "POST", slicesPath, sliceObject(i, 0))
 	})
 }
 
-// change switches a Service to the other of its first two sets of endpoints and returns
+// change switches a Service to the other of its sets of endpoints and returns
 // that set. Calls for the same Service must not be concurrent.
 func (c *control) change(ctx context.Context, service int) (set int, err error) {
-	c.generation[service] = 1 - c.generation[service]%2
-	return c.generation[service], c.put(ctx, service, c.generation[service], endpoints)
-}
-
-// resize gives a Service n endpoints of its third set.
-func (c *control) resize(ctx context.Context, service, n int) error {
-	c.generation[service] = resized
-	return c.put(ctx, service, resized, n)
-}
-
-// resized is the set of endpoints for changes of the number.
-const resized = 2
-
-func (c *control) put(ctx context.Context, service, set, n int) error {
-	return c.request(ctx, "PUT", fmt.Sprintf("%s/s%d-1", slicesPath, service), sliceObject(service, set, n))
+	set = 1 - c.generation[service]
+	c.generation[service] = set
+	return set, c.request(ctx, "PUT", fmt.Sprintf("%s/s%d-1", slicesPath, service), sliceObject(service, set))
 }
 
 // parallel calls f for each number below n, several at a time, until one fails.
@@ -211,11 +154,7 @@ func parallel(n int, f func(int) error) error {
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			for failed.Load() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
+			for i := int(next.Add(1)) - 1; i < n && failed.Load() == nil; i = int(next.Add(1)) - 1 {
 				if err := f(i); err != nil {
 					failed.Store(&err)
 				}

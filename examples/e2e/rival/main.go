@@ -2,13 +2,12 @@
 
 // Rival measures nodeproxy beside kube-proxy against a real API server.
 //
-//	rival [flags]            measure; JSON and a table go to files or standard output
-//	rival --table FILE...    print the table of earlier runs' JSON
-//	rival --graphs FOLDER --bench FILE FILE...    draw cold start and one change against the number of Services
+//	rival [flags]            measure; JSON goes to a file, a table to standard output
+//	rival [flags] FILE...    print the table of earlier runs' JSON; later files replace runs of earlier ones
 //
 // One run measures the proxies one after the other, each alone in its own network
-// namespace, against the same kube-apiserver and etcd. Idle proxies and connections are measured
-// with all proxies of one number of Services running. The Services have no selector; rival
+// namespace, against the same kube-apiserver and etcd. Connections are measured with all proxies of one
+// number of Services running. The Services have no selector; rival
 // writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
 // server answers at all of them and sends the address that the connection reached, so
 // every measured connection consists of real packets and shows its endpoint. Both proxies
@@ -16,24 +15,20 @@
 // time with a minSyncPeriod of 1 ms, because its default of 1 s is most of a change's latency.
 // In an outage of the API server all proxies run at the same time.
 //
-// It needs three binaries besides nodeproxy:
+// It needs root, or user namespaces, and three programs, which environment variables name:
 //
 //	examples/e2e/apiserver/build /tmp/rival
+//	export PROXIER_KUBE_APISERVER=/tmp/rival/kube-apiserver PROXIER_ETCD=/tmp/rival/etcd
+//	export PROXIER_KUBE_PROXY=/tmp/rival/kube-proxy
 //
-// and root, or user namespaces. Without kube-proxy it measures nodeproxy alone.
+// Without kube-proxy it measures nodeproxy alone. It measures kube-proxy with at most 3,000 Services:
+// kube-proxy's nftables mode can hold a kernel lock for minutes with more.
 // The types in report.go document the measurements and the JSON.
 //
-// The graphs show nodeproxy and kube-proxy in mode nftables from the JSON, and the library alone, from
-// objects in memory to the kernel's commit, and its floor from the output of
+// The graph (--graph) shows nodeproxy and kube-proxy in mode nftables from the JSON, and the library alone,
+// from objects in memory to the kernel's commit, and its floor from the output of
 //
-//	go test -run '^$' -bench 'ColdStart|OneEndpointChanged' -benchtime 10x \
-//		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
-//
-// Later files replace runs of earlier ones. The same input gives the same bytes. go generate draws the
-// graphs beside this file, for light and dark backgrounds, from testdata.
-//
-// kube-proxy is measured with at most 3,000 Services: its nftables mode can hold a kernel
-// lock for minutes with more.
+//	go test -run '^$' -bench OneEndpointChanged ./nftables
 package main
 
 import (
@@ -46,14 +41,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -73,25 +67,19 @@ type extent struct{ changes, kubeProxyChanges, rated, starts, rounds, outages in
 // options holds the values of the flags.
 type options struct {
 	extent
-	apiserver, etcd  string // as the flags name them
-	control          controlplane.Programs
-	nodeproxy, rival string
-	modes            []string
-	services         []int // for both proxies
-	alone            []int // for nodeproxy alone
-	idle, outage     time.Duration
-	outageOnly       bool
-	changesOnly      bool
-	jsonFile, mdFile string
-	logs             string
-	extra            []string
-	// files hold the JSON of earlier runs. If there are any, nothing is measured.
-	files         []string
-	graphs, bench string
+	nodeproxy, kubeProxy string
+	modes                []string
+	services             []int // for both proxies
+	alone                []int // for nodeproxy alone
+	outage               time.Duration
+	changesOnly          bool
+	dir                  string
 }
 
 // maxKubeProxy is the largest number of Services that kube-proxy is measured with.
 const maxKubeProxy = 3000
+
+//go:generate go run . --graph testdata/nftables.txt testdata/rival-45000.json testdata/rival-10000.json testdata/rival.json
 
 func main() {
 	if os.Geteuid() != 0 {
@@ -113,46 +101,60 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
-	o, err := parse(args)
-	if err != nil {
-		return err
-	}
-	if len(o.files) > 0 {
-		reports, err := read(o.files)
-		switch {
-		case err != nil:
-			return err
-		case o.graphs != "":
-			return draw(o.graphs, o.bench, reports)
+	o := &options{extent: extent{changes: 200, kubeProxyChanges: 30, rated: 1000, starts: 5, rounds: 60, outages: 2}, kubeProxy: os.Getenv("PROXIER_KUBE_PROXY")}
+	f := flag.NewFlagSet("rival", flag.ExitOnError)
+	bench := f.String("graph", "", "file with the output of package nftables' benchmark: draw it with the JSON in one-change-light.svg and one-change-dark.svg")
+	modes := f.String("modes", "nftables,iptables", "proxy modes")
+	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
+	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
+	jsonFile := f.String("json", "rival.json", "file for the JSON")
+	short := f.Bool("short", false, "few starts, changes and rounds")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
+	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
+	f.BoolVar(&o.changesOnly, "changes-only", false, "measure starts and changes one by one, and nothing else")
+	f.StringVar(&o.dir, "dir", "", "existing folder for logs and the state of etcd; a temporary one if empty")
+	f.Parse(args) // exits after an error
+	if f.NArg() > 0 {
+		reports, err := read(f.Args())
+		if err == nil && *bench != "" {
+			err = draw(".", *bench, reports)
 		}
-		return Markdown(out, reports...)
+		return errors.Join(err, Markdown(out, reports...))
 	}
-	dir, err := os.MkdirTemp("", "rival")
-	if err != nil {
+	if *short {
+		o.extent = extent{changes: 30, kubeProxyChanges: 5, rated: 300, starts: 2, rounds: 5, outages: 1}
+	}
+	o.modes = strings.Split(*modes, ",")
+	var err1, err2 error
+	o.services, err1 = numbers(*services)
+	o.alone, err2 = numbers(*alone)
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	if err := o.find(ctx, dir); err != nil {
+	if o.dir == "" {
+		dir, err := os.MkdirTemp("", "rival")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		o.dir = dir
+	}
+	if o.kubeProxy != "" {
+		if _, err := exec.LookPath(o.kubeProxy); err != nil {
+			return err
+		}
+	}
+	var err error
+	if o.nodeproxy, err = process.Nodeproxy(ctx, o.nodeproxy, o.dir); err != nil {
 		return err
 	}
-	report, err := measureAll(ctx, o, dir)
+	report, err := measureAll(ctx, o)
 	if report == nil {
 		return err
 	}
 	// After a failure the earlier measurements are still written.
 	text, failed := json.MarshalIndent(report, "", "  ")
-	err = errors.Join(err, failed)
-	if o.jsonFile != "" {
-		err = errors.Join(err, os.WriteFile(o.jsonFile, append(text, '\n'), 0o644))
-	}
-	if o.mdFile == "" {
-		return errors.Join(err, Markdown(out, report))
-	}
-	f, failed := os.Create(o.mdFile)
-	if failed != nil {
-		return errors.Join(err, failed)
-	}
-	return errors.Join(err, Markdown(f, report), f.Close())
+	return errors.Join(err, failed, os.WriteFile(*jsonFile, append(text, '\n'), 0o644), Markdown(out, report))
 }
 
 // read reads the JSON of earlier runs.
@@ -171,112 +173,18 @@ func read(files []string) (reports []*Report, err error) {
 	return reports, nil
 }
 
-func parse(args []string) (*options, error) {
-	o := &options{extent: extent{changes: 200, kubeProxyChanges: 30, rated: 1000, starts: 5, rounds: 60, outages: 2}}
-	f := flag.NewFlagSet("rival", flag.ExitOnError)
-	table := f.Bool("table", false, "print the table of JSON files, which the arguments name, and measure nothing")
-	f.StringVar(&o.graphs, "graphs", "", "draw the graphs of --bench and of JSON files, which the arguments name, in this folder, and measure nothing")
-	f.StringVar(&o.bench, "bench", "", "file with the output of package nftables' benchmarks, for --graphs")
-	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")
-	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, "+controlplane.EtcdEnv+" names it, or else it is the one in PATH")
-	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
-	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "path of kube-proxy; if empty, the one in PATH; without any, only nodeproxy is measured")
-	modes := f.String("modes", "nftables,iptables", "proxy modes")
-	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
-	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
-	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
-	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
-	f.BoolVar(&o.outageOnly, "outage-only", false, "measure outages and nothing else")
-	f.BoolVar(&o.changesOnly, "changes-only", false, "measure starts and changes one by one, and nothing else")
-	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
-	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
-	f.StringVar(&o.logs, "logs", "", "folder for the logs of all processes")
-	extra := f.String("nodeproxy-flags", "", "further flags of nodeproxy, separated by spaces")
-	short := f.Bool("short", false, "a short form: 100 Services, few changes, 5 idle seconds")
-	if err := f.Parse(args); err != nil {
-		return nil, err
-	}
-	o.files = f.Args()
-	switch earlier := *table || o.graphs != ""; {
-	case (o.graphs == "") != (o.bench == ""):
-		return nil, errors.New("--graphs and --bench need each other")
-	case earlier && f.NArg() == 0:
-		return nil, errors.New("--table and --graphs need a file")
-	case earlier:
-		return o, nil
-	case f.NArg() != 0:
-		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	}
-	if *short {
-		o.extent = extent{changes: 30, kubeProxyChanges: 5, rated: 300, starts: 2, rounds: 5, outages: 1}
-		set := map[string]bool{}
-		f.Visit(func(f *flag.Flag) { set[f.Name] = true })
-		def := func(name string, apply func()) {
-			if !set[name] {
-				apply()
-			}
-		}
-		def("services", func() { *services = "100" })
-		def("alone", func() { *alone = "" })
-		def("idle", func() { o.idle = 5 * time.Second })
-		def("outage", func() { o.outage = time.Second })
-	}
-	if o.changesOnly {
-		o.outage = 0
-	}
-	o.modes = list(*modes)
-	o.extra = strings.Fields(*extra)
-	var err error
-	if o.services, err = numbers(*services); err != nil {
-		return nil, err
-	}
-	if o.alone, err = numbers(*alone); err != nil {
-		return nil, err
-	}
-	switch {
-	case len(o.services)+len(o.alone) == 0:
-		return nil, errors.New("--services and --alone are empty")
-	case slices.ContainsFunc(append(o.services, o.alone...), func(n int) bool { return n < minServices || n > maxServices }):
-		return nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
-	}
-	return o, nil
-}
-
-func list(s string) []string {
-	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
-}
-
+// numbers returns the numbers of Services in a flag.
 func numbers(s string) (out []int, err error) {
-	for _, f := range list(s) {
+	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) {
 		n, err := strconv.Atoi(f)
 		if err != nil {
 			return nil, err
+		}
+		if n < minServices || n > maxServices {
+			return nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
 		}
 		out = append(out, n)
 	}
 	slices.Sort(out)
 	return out, nil
-}
-
-// find finds the binaries. It builds nodeproxy if no flag names one.
-func (o *options) find(ctx context.Context, dir string) error {
-	var err error
-	if o.control, err = controlplane.Find(o.apiserver, o.etcd); err != nil {
-		return err
-	}
-	if o.rival == "" {
-		o.rival, _ = exec.LookPath("kube-proxy")
-	} else if _, err := exec.LookPath(o.rival); err != nil {
-		return err
-	}
-	if o.nodeproxy != "" {
-		_, err := exec.LookPath(o.nodeproxy)
-		return err
-	}
-	o.nodeproxy = filepath.Join(dir, "nodeproxy")
-	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", o.nodeproxy, "github.com/go-proxier/proxier/examples/nodeproxy")
-	if text, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", build, err, text)
-	}
-	return nil
 }

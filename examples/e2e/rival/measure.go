@@ -3,23 +3,26 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -29,8 +32,8 @@ const (
 )
 
 // shortestPeriod is the minSyncPeriod of kube-proxy's second measurement. With its default of
-// 1 s, most of a change's latency is a pause. A period of 0 means the default.
-const shortestPeriod = time.Millisecond
+// 1 s, most of a change's latency is a pause.
+const shortestPeriod = "1ms"
 
 // Bounds of the time until a proxy has started, and until a change is in effect.
 const (
@@ -39,15 +42,15 @@ const (
 )
 
 // measureAll makes all runs. It returns a nil report if it could not begin.
-func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
+func measureAll(ctx context.Context, o *options) (*Report, error) {
 	lab := netlab.New()
 	defer lab.Close()
 	progress("starting the API server")
-	c, err := newControl(ctx, lab, o, dir)
+	c, err := newControl(ctx, lab, o.dir)
 	if err != nil {
 		return nil, err
 	}
-	defer c.close()
+	defer c.server.Close()
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return nil, err
@@ -55,49 +58,29 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 	r := &Report{Date: time.Now().UTC().Format(time.RFC3339), Kernel: unix.ByteSliceToString(u.Release[:]), CPUs: runtime.NumCPU()}
 	sizes := slices.Concat(o.services, o.alone)
 	slices.Sort(sizes)
-	if o.outage > 0 {
-		if err := c.grow(ctx, sizes[0]); err != nil {
-			return r, err
-		}
-		var runs []Run
-		for _, mode := range o.modes {
-			for _, run := range o.proxies(sizes[0]) {
-				run.Mode, run.Version = mode, o.version(run.Proxy)
-				runs = append(runs, run)
-			}
-		}
-		all, end := c.launchAll(ctx, o, runs)
-		r.Outages, err = c.outages(ctx, o, all)
-		end()
-		if err != nil {
-			return r, err
-		}
-	}
-	if o.outageOnly {
-		return r, nil
-	}
-	for _, size := range slices.Compact(sizes) {
+	for i, size := range slices.Compact(sizes) {
 		progress("creating Services until there are %d", size)
 		if err := c.grow(ctx, size); err != nil {
 			return r, err
 		}
-		first := len(r.Runs)
-		for _, mode := range o.modes {
-			for _, run := range o.proxies(size) {
-				run.Mode, run.Version, run.Services, run.Endpoints = mode, o.version(run.Proxy), c.services, endpoints
-				if err := c.measure(ctx, o, &run); err != nil {
-					if ctx.Err() != nil {
-						return r, ctx.Err()
-					}
-					run.Failed = err.Error()
-					progress("%s, %s, %d Services: %v", run.title(), mode, size, err)
-				}
-				r.Runs = append(r.Runs, run)
+		if i == 0 && o.outage > 0 && !o.changesOnly {
+			r.Outages = &Outages{Services: size, Seconds: o.outage.Seconds(), Proxies: o.proxies(size)}
+			if err := c.outages(ctx, o, r.Outages.Proxies); err != nil {
+				return r, err
 			}
 		}
-		if !o.changesOnly {
-			c.together(ctx, o, r.Runs[first:])
+		runs := o.proxies(size)
+		for i := range runs {
+			if err := c.measure(ctx, o, &runs[i]); err != nil {
+				runs[i].fail(err)
+			}
 		}
+		if !o.changesOnly && ctx.Err() == nil {
+			all, end := c.launchAll(ctx, o, runs)
+			connections(ctx, o.rounds, all)
+			end()
+		}
+		r.Runs = append(r.Runs, runs...)
 		if ctx.Err() != nil {
 			return r, ctx.Err()
 		}
@@ -105,12 +88,20 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 	return r, nil
 }
 
-// proxies returns the proxies to measure with a number of Services, without modes.
+// proxies returns the runs to make with a number of Services.
 func (o *options) proxies(size int) (out []Run) {
-	if o.rival != "" && size <= maxKubeProxy && slices.Contains(o.services, size) {
-		out = []Run{{Proxy: kubeProxy}, {Proxy: kubeProxy, MinSyncPeriod: shortestPeriod.String()}}
+	for _, mode := range o.modes {
+		add := func(proxy, period string) {
+			version, _ := exec.Command(o.program(proxy), "--version").Output()
+			out = append(out, Run{Proxy: proxy, MinSyncPeriod: period, Version: strings.TrimSpace(string(version)), Mode: mode, Services: size})
+		}
+		if o.kubeProxy != "" && size <= maxKubeProxy && slices.Contains(o.services, size) {
+			add(kubeProxy, "")
+			add(kubeProxy, shortestPeriod)
+		}
+		add(nodeproxy, "")
 	}
-	return append(out, Run{Proxy: nodeproxy})
+	return out
 }
 
 // program returns the path of a proxy's program.
@@ -118,51 +109,47 @@ func (o *options) program(proxy string) string {
 	if proxy == nodeproxy {
 		return o.nodeproxy
 	}
-	return o.rival
-}
-
-// version returns what a proxy prints for --version, or "".
-func (o *options) version(proxy string) string {
-	text, err := exec.Command(o.program(proxy), "--version").Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(text))
+	return o.kubeProxy
 }
 
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
-// measure makes the run r, except for the phases that together measures.
+// measure makes the run r, except for connections.
 func (c *control) measure(ctx context.Context, o *options, r *Run) error {
-	changes := o.changes
-	if r.Proxy == kubeProxy && r.MinSyncPeriod == "" {
-		changes = o.kubeProxyChanges
-	}
-	progress("%s, %s, %d Services: start", r.title(), r.Mode, c.services)
 	m, err := c.starts(ctx, o, r)
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
 	defer m.end()
-	for _, phase := range []struct {
-		name string
-		do   func() error
-	}{
-		{"changes", func() error { return m.changes(ctx, changes) }},
-		{"changes of the number of endpoints", func() error { return m.resizes(ctx) }},
-		{"burst", func() error { return m.burst(ctx, o.rated) }},
-	} {
-		if o.changesOnly && phase.name != "changes" {
-			continue
-		}
-		progress("%s, %s, %d Services: %s", r.title(), r.Mode, c.services, phase.name)
-		if err := phase.do(); err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", phase.name, err), m.process.ended())
-		}
+	changes := o.changes
+	if r.Proxy == kubeProxy && r.MinSyncPeriod == "" {
+		changes = o.kubeProxyChanges
+	}
+	r.progress("changes")
+	if err := m.changes(ctx, changes); err != nil {
+		return errors.Join(fmt.Errorf("changes: %w", err), m.process.Ended())
+	}
+	if o.changesOnly {
+		return nil
+	}
+	r.progress("burst")
+	if err := m.burst(ctx, o.rated); err != nil {
+		return errors.Join(fmt.Errorf("burst: %w", err), m.process.Ended())
 	}
 	return nil
+}
+
+// progress prints what is measured.
+func (r *Run) progress(what string) {
+	progress("%s, %s, %d Services: %s", r.title(), r.Mode, r.Services, what)
+}
+
+// fail records an error that ended a run.
+func (r *Run) fail(err error) {
+	r.Failed = err.Error()
+	r.progress(r.Failed)
 }
 
 // launch starts the run's proxy on a new node. The caller must call end.
@@ -175,9 +162,6 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 		// The proxies must not change the limits of connection tracking, which apply to the
 		// whole machine.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
-	if r.Proxy == nodeproxy {
-		args = append(args, o.extra...)
-	}
 	if r.MinSyncPeriod != "" {
 		args = append(args, "--iptables-min-sync-period", r.MinSyncPeriod) // in mode nftables, too
 	}
@@ -187,8 +171,8 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 		return nil, err
 	}
 	m.began = time.Now()
-	m.last = spent{when: m.began, stolen: stolen()}
-	if m.process, err = m.node.startProxy(o.program(r.Proxy), args, o.logs, fmt.Sprintf("%s-%s-%d-%d", r.Proxy, r.Mode, c.services, c.launched)); err != nil {
+	log := filepath.Join(o.dir, fmt.Sprintf("%s-%s-%d-%d.log", r.Proxy, r.Mode, c.services, c.launched))
+	if m.process, err = process.Start(m.node.host, exec.Command(o.program(r.Proxy), args...), log); err != nil {
 		m.node.close()
 		return nil, err
 	}
@@ -197,7 +181,7 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 
 // end stops the proxy and removes its node.
 func (m *measurement) end() {
-	m.process.stop()
+	m.process.Stop(syscall.SIGTERM)
 	m.node.close()
 }
 
@@ -208,6 +192,7 @@ const startsLength = 40 * time.Second
 // It returns the last one, which runs.
 func (c *control) starts(ctx context.Context, o *options, r *Run) (*measurement, error) {
 	var all []Start
+	r.progress("start")
 	for began := time.Now(); ; {
 		m, err := c.launch(o, r)
 		if err != nil {
@@ -222,7 +207,6 @@ func (c *control) starts(ctx context.Context, o *options, r *Run) (*measurement,
 		if len(all) == o.starts || time.Since(began) > startsLength {
 			slices.SortFunc(all, func(a, b Start) int { return cmp.Compare(a.Seconds, b.Seconds) })
 			r.Start = all[len(all)/2]
-			r.Start.Count, r.Start.MinSeconds, r.Start.MaxSeconds = len(all), all[0].Seconds, all[len(all)-1].Seconds
 			return m, nil
 		}
 		m.end()
@@ -233,19 +217,42 @@ func (c *control) starts(ctx context.Context, o *options, r *Run) (*measurement,
 type measurement struct {
 	*control
 	node    *node
-	process *process
+	process *process.Process
 	began   time.Time // the start of the process
 	run     *Run
-	// last is the reading at the end of the last phase, or at the start of the process.
-	last spent
+	cpu     time.Duration // used before the current phase
 }
 
 // used ends a phase and stores the proxy's resource usage since the last call.
 func (m *measurement) used(u *Usage) (err error) {
-	*u, m.last, err = m.process.since(m.last)
-	m.process.resetPeak()
-	return err
+	proc := fmt.Sprintf("/proc/%d/", m.process.Process.Pid)
+	stat, err := os.ReadFile(proc + "stat")
+	if err != nil {
+		return err
+	}
+	// Fields from the third on (proc_pid_stat(5)), behind the name: cutime and cstime.
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	children, _ := strconv.Atoi(f[16-3])
+	childrenInKernel, _ := strconv.Atoi(f[17-3])
+	// The CPU clock of another process (linux/posix-timers.h, CPUCLOCK_SCHED).
+	var own unix.Timespec
+	if err := unix.ClockGettime(int32(^m.process.Process.Pid<<3|2), &own); err != nil {
+		return os.NewSyscallError("clock_gettime", err)
+	}
+	cpu := time.Duration(own.Nano()) + time.Duration(children+childrenInKernel)*time.Second/userHZ
+	u.CPUSeconds, m.cpu = (cpu - m.cpu).Seconds(), cpu
+	status, err := os.ReadFile(proc + "status")
+	if _, peak, ok := bytes.Cut(status, []byte("VmHWM:")); ok {
+		var kiB float64
+		fmt.Sscan(string(peak), &kiB)
+		u.PeakMiB = kiB / 1024
+	}
+	return errors.Join(err, os.WriteFile(proc+"clear_refs", []byte("5"), 0)) // begins a new peak
 }
+
+// userHZ is the number of ticks per second in /proc/PID/stat. It is the same on every
+// architecture that Go supports (linux/asm-generic/param.h).
+const userHZ = 100
 
 // sampled is the number of Services that measure the start.
 const sampled = 64
@@ -259,7 +266,7 @@ func (m *measurement) start(ctx context.Context) (s Start, err error) {
 			if err == nil {
 				return nil
 			}
-			if e := errors.Join(ctx.Err(), m.process.ended()); e != nil {
+			if e := errors.Join(ctx.Err(), m.process.Ended()); e != nil {
 				return e
 			}
 			if time.Now().After(end) {
@@ -275,9 +282,6 @@ func (m *measurement) start(ctx context.Context) (s Start, err error) {
 			}
 		}
 		s.Seconds = time.Since(m.began).Seconds()
-		if err := m.used(&s.Usage); err != nil {
-			return err
-		}
 		for i := range m.services {
 			if _, err := visit(i); err == nil {
 				continue
@@ -292,91 +296,42 @@ func (m *measurement) start(ctx context.Context) (s Start, err error) {
 	if err != nil {
 		return s, err
 	}
-	// The start's background work counts as the start's CPU time.
 	time.Sleep(phaseRest)
-	before := s.Usage
-	if err := m.used(&s.Usage); err != nil {
-		return s, err
-	}
-	s.CPUSeconds += before.CPUSeconds
-	s.Stolen = before.Stolen
-	s.PeakMiB = max(s.PeakMiB, before.PeakMiB)
-	return s, nil
+	return s, m.used(&s.Usage)
 }
 
 // phaseRest is the pause after a phase. The phase's deferred work, such as the sync at the
 // end of a proxy's rate limit, counts as part of the phase.
 const phaseRest = 1500 * time.Millisecond
 
-// startRest is the pause before the idle phase. After it the deferred work of the start is over.
-const startRest = 30 * time.Second
-
-func quantiles(list []time.Duration) Quantiles {
-	return Quantiles{P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
-}
-
-// quantile returns the nearest-rank quantile in milliseconds.
-func quantile(list []time.Duration, q float64) float64 {
-	if len(list) == 0 {
-		return 0
+// latency returns the latency of changes: quantiles by nearest rank.
+func latency(took []time.Duration) Latency {
+	slices.Sort(took)
+	quantile := func(q float64) float64 {
+		return took[min(int(q*float64(len(took))), len(took)-1)].Seconds() * 1000
 	}
-	sorted := slices.Sorted(slices.Values(list))
-	i := min(int(q*float64(len(sorted))), len(sorted)-1)
-	return sorted[i].Seconds() * 1000
+	return Latency{Count: len(took), P50ms: quantile(0.5), P99ms: quantile(0.99), MaxMs: quantile(1)}
 }
 
-// scattered returns the i-th Service in an order that jumps between distant Services.
-func (m *measurement) scattered(i int) int { return i * 7919 % m.services }
-
+// changes measures how long each of n changes takes, one by one.
 func (m *measurement) changes(ctx context.Context, n int) error {
-	l, err := m.oneByOne(ctx, n, func(i int) (int, int, error) {
-		s := m.scattered(i)
-		set, err := m.change(ctx, s)
-		return s, set, err
-	})
-	m.run.Change = l
-	return err
-}
-
-func (m *measurement) resizes(ctx context.Context) error {
-	// Sizes near the usual one first, then small ones.
-	sizes := []int{endpoints + 1, endpoints + 5, endpoints - 1, 3, 1}
-	l, err := m.oneByOne(ctx, len(sizes), func(i int) (int, int, error) {
-		s := m.scattered(i)
-		return s, resized, m.resize(ctx, s, sizes[i])
-	})
-	m.run.Resize = l
-	for i := range sizes {
-		if _, e := m.change(ctx, m.scattered(i)); e != nil { // as many endpoints as before
-			err = errors.Join(err, e)
-		}
-	}
-	time.Sleep(phaseRest)
-	return errors.Join(err, m.used(new(Usage)))
-}
-
-// oneByOne measures how long each of n changes takes. change makes one change, and returns
-// the Service and its new set of endpoints.
-func (m *measurement) oneByOne(ctx context.Context, n int, change func(int) (service, set int, err error)) (Latency, error) {
-	if err := m.used(new(Usage)); err != nil {
-		return Latency{}, err
-	}
 	var took []time.Duration
 	for i := range n {
 		time.Sleep(gap)
-		service, set, err := change(i)
+		service := i * 7919 % m.services // jumps between distant Services
+		set, err := m.change(ctx, service)
 		if err != nil {
-			return Latency{}, err
+			return err
 		}
 		answered := time.Now()
 		err = m.node.host.Do(func() error { return arrives(ctx, service, set, answered.Add(changeTimeout)) })
 		if err != nil {
-			return Latency{}, err
+			return err
 		}
 		took = append(took, time.Since(answered))
 	}
-	l := Latency{Count: n, Quantiles: quantiles(took)}
-	return l, m.used(&l.Usage)
+	m.run.Change = latency(took)
+	return m.used(&m.run.Change.Usage)
 }
 
 // watchedChanges is the number of changes in a burst whose latency is measured.
@@ -389,9 +344,6 @@ type watched struct {
 }
 
 func (m *measurement) burst(ctx context.Context, n int) error {
-	if err := m.used(new(Usage)); err != nil {
-		return err
-	}
 	made := make(chan watched, watchedChanges)
 	var took []time.Duration
 	var watching sync.WaitGroup
@@ -413,7 +365,6 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 		return watchedChanges + i%others, false
 	}
 	began := time.Now()
-	var last atomic.Int64
 	perWorker := make([][]int, workers)
 	for i := range n {
 		service, _ := of(i)
@@ -427,10 +378,8 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 			if err != nil {
 				return err
 			}
-			now := time.Now()
-			last.Store(max(last.Load(), int64(now.Sub(began))))
 			if watch {
-				made <- watched{service: service, set: set, answered: now}
+				made <- watched{service: service, set: set, answered: time.Now()}
 			}
 		}
 		return nil
@@ -440,15 +389,9 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
-	seconds := time.Since(began).Seconds()
-	b := Burst{Changes: n, Seconds: seconds, Quantiles: quantiles(took)}
-	sent := time.Duration(last.Load())
-	b.PerSecond = float64(n) / sent.Seconds()
 	time.Sleep(phaseRest)
-	err = m.used(&b.Usage)
-	b.Core = b.CPUSeconds / sent.Seconds()
-	m.run.Burst = b
-	return err
+	m.run.Burst = latency(took)
+	return m.used(&m.run.Burst.Usage)
 }
 
 // watchAll connects to the Services of the changes in turn until each change is in effect.
@@ -494,134 +437,104 @@ func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, e
 	return took, nil
 }
 
-// together measures what does not change the Services: the idle phase and connections. It starts
-// the proxies of all runs again, each on a new node, and measures them at the same time or in
-// turn, so that the host's other guests affect all of them alike.
-func (c *control) together(ctx context.Context, o *options, runs []Run) {
-	all, end := c.launchAll(ctx, o, runs)
-	defer end()
-	if o.idle > 0 {
-		progress("all proxies, %d Services: idle", c.services)
-		idle(ctx, o.idle, all)
-	}
-	progress("all proxies, %d Services: connections", c.services)
-	connections(ctx, o.rounds, all)
-}
-
-// launchAll starts the proxies of all runs, each on a new node. The caller must call end. It leaves
-// out runs that failed.
+// launchAll starts the proxies of all runs, each on a new node, so that the host's other guests affect all of
+// them alike. The caller must call end. It leaves out runs that failed.
 func (c *control) launchAll(ctx context.Context, o *options, runs []Run) (all []*measurement, end func()) {
-	end = func() {
-		for _, m := range all {
-			m.end()
-		}
-	}
 	for i := range runs {
 		r := &runs[i]
 		if r.Failed != "" {
 			continue
 		}
-		progress("%s, %s, %d Services: start beside the others", r.title(), r.Mode, c.services)
+		r.progress("start beside the others")
 		m, err := c.launch(o, r)
+		if err == nil {
+			all = append(all, m)
+			_, err = m.start(ctx)
+		}
 		if err != nil {
 			r.fail(err)
-			continue
 		}
-		if _, err := m.start(ctx); err != nil {
+	}
+	return all, func() {
+		for _, m := range all {
 			m.end()
-			r.fail(err)
-			continue
 		}
-		all = append(all, m)
-	}
-	return all, end
-}
-
-// fail records an error that ended a run.
-func (r *Run) fail(err error) {
-	r.Failed = err.Error()
-	progress("%s, %s, %d Services: %s", r.title(), r.Mode, r.Services, r.Failed)
-}
-
-func idle(ctx context.Context, length time.Duration, all []*measurement) {
-	pause(ctx, startRest)
-	before := make([]spent, len(all))
-	for i, m := range all {
-		if err := m.used(new(Usage)); err != nil {
-			m.run.fail(fmt.Errorf("idle: %w", err))
-		}
-		before[i] = m.last
-	}
-	pause(ctx, length)
-	for i, m := range all {
-		idle := Idle{}
-		if err := errors.Join(ctx.Err(), m.process.ended(), m.used(&idle.Usage)); err != nil {
-			m.run.fail(fmt.Errorf("idle: %w", err))
-			continue
-		}
-		idle.Seconds = m.last.when.Sub(before[i].when).Seconds()
-		m.run.Idle = idle
 	}
 }
 
 // connections measures the proxies in turn, in many short rounds: the rate changes by a tenth from
 // one second to the next.
 func connections(ctx context.Context, rounds int, all []*measurement) {
-	const clients, length = 2, 200 * time.Millisecond
-	service, direct := make([][]float64, len(all)), make([][]float64, len(all))
+	progress("all proxies: connections")
 	for round := range rounds {
-		for i, m := range all {
-			if ctx.Err() != nil {
-				return
-			}
-			if m.run.Failed != "" {
+		for _, m := range all {
+			if ctx.Err() != nil || m.run.Failed != "" {
 				continue
 			}
 			last := m.services - 1
-			through := func() error {
-				r, err := m.node.connections(netip.AddrPortFrom(clusterIP(last), servicePort), clients, length)
-				service[i] = append(service[i], r)
-				return err
-			}
-			straight := func() error {
-				r, err := m.node.connections(netip.AddrPortFrom(endpoint(last, m.generation[last], 0), endpointPort), clients, length)
-				direct[i] = append(direct[i], r)
-				return err
-			}
-			first, second := through, straight
+			through, direct := &m.run.Connections.PerSecond, &m.run.Connections.DirectPerSecond
+			order := []*float64{through, direct}
 			if round%2 == 1 {
-				first, second = straight, through
+				slices.Reverse(order)
 			}
-			if err := errors.Join(first(), second()); err != nil {
-				m.run.fail(fmt.Errorf("connections: %w", err))
+			for _, sum := range order {
+				to := netip.AddrPortFrom(clusterIP(last), servicePort)
+				if sum == direct {
+					to = netip.AddrPortFrom(endpoint(last, m.generation[last], 0), endpointPort)
+				}
+				perSecond, err := m.node.connections(to)
+				if *sum += perSecond / float64(rounds); err != nil {
+					m.run.fail(fmt.Errorf("connections: %w", err))
+				}
 			}
-		}
-	}
-	for i, m := range all {
-		if m.run.Failed == "" {
-			m.run.Connections = rates(service[i], direct[i])
 		}
 	}
 }
 
-// rates returns the means of the rates in several rounds.
-func rates(service, direct []float64) Connections {
-	n := float64(len(service))
-	var c Connections
-	for i := range service {
-		c.PerSecond += service[i] / n
-		c.DirectPerSecond += direct[i] / n
+// followTimeout bounds the time until a proxy follows the API server again.
+const followTimeout = 3 * time.Minute
+
+// outages kills the API server, starts it again, and measures how long each proxy takes to follow it.
+func (c *control) outages(ctx context.Context, o *options, runs []Run) error {
+	all, end := c.launchAll(ctx, o, runs)
+	defer end()
+	for i := range o.extent.outages {
+		progress("all proxies: outage %d", i+1)
+		c.server.Kill()
+		pause(ctx, o.outage)
+		if err := c.server.Run(ctx); err != nil {
+			return err
+		}
+		ready := time.Now()
+		set, err := c.change(ctx, 0)
+		if err != nil {
+			return err
+		}
+		var wg sync.WaitGroup
+		for _, m := range all {
+			wg.Go(func() {
+				if err := m.follows(ctx, set, ready.Add(followTimeout)); err != nil {
+					m.run.fail(err)
+					return
+				}
+				m.run.FollowedSeconds = append(m.run.FollowedSeconds, time.Since(ready).Seconds())
+			})
+		}
+		wg.Wait()
 	}
-	c.Rounds, c.Share = len(service), c.PerSecond/c.DirectPerSecond
-	// The error of a quotient of means, by the differences from it in each round.
-	var squares float64
-	for i := range service {
-		squares += math.Pow(service[i]-c.Share*direct[i], 2)
+	return ctx.Err()
+}
+
+// follows waits until a change of the first Service is in effect. Unlike arrives it pauses between attempts,
+// because the wait is long and the machine has other work.
+func (m *measurement) follows(ctx context.Context, set int, end time.Time) error {
+	for {
+		err := m.node.host.Do(func() error { return arrives(ctx, 0, set, time.Now()) })
+		if err == nil || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+		pause(ctx, 10*time.Millisecond)
 	}
-	if n > 1 {
-		c.ShareError = math.Sqrt(squares/n/(n-1)) / c.DirectPerSecond
-	}
-	return c
 }
 
 // pause waits until the time is over or ctx ends.

@@ -133,8 +133,9 @@ func arrives(ctx context.Context, service, set int, end time.Time) error {
 	}
 }
 
-// connections returns the number of connections per second to an address.
-func (d *node) connections(to netip.AddrPort, clients int, length time.Duration) (float64, error) {
+// connections returns the number of connections per second to an address that two clients make.
+func (d *node) connections(to netip.AddrPort) (float64, error) {
+	const clients, length = 2, 200 * time.Millisecond
 	var n atomic.Int64
 	var wg sync.WaitGroup
 	errs := make([]error, clients)

@@ -24,7 +24,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/internal/standin"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
@@ -56,10 +55,6 @@ func run(ctx context.Context) error {
 		flag.Usage()
 		return flag.ErrHelp
 	}
-	programs, err := controlplane.Find("", "")
-	if err != nil {
-		return err
-	}
 	wine, err := standin.Find()
 	if err != nil {
 		return err
@@ -71,7 +66,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 		for _, exe := range flag.Args() {
-			r, err := measure(ctx, wine, programs, exe, n)
+			r, err := measure(ctx, wine, exe, n)
 			if err != nil {
 				return fmt.Errorf("%s with %d Services: %w", filepath.Base(exe), n, err)
 			}
@@ -102,14 +97,14 @@ type measured struct {
 }
 
 // measure starts a program, changes an endpoint, and restarts the program.
-func measure(ctx context.Context, wine *standin.Wine, programs controlplane.Programs, exe string, n int) (r result, err error) {
+func measure(ctx context.Context, wine *standin.Wine, exe string, n int) (r result, err error) {
 	r = result{program: strings.TrimSuffix(filepath.Base(exe), ".exe"), services: n}
 	dir, err := os.MkdirTemp("", "windows")
 	if err != nil {
 		return r, err
 	}
 	defer os.RemoveAll(dir)
-	s, err := newSite(ctx, wine, programs, dir)
+	s, err := newSite(ctx, wine, dir)
 	if err != nil {
 		return r, err
 	}
@@ -124,7 +119,7 @@ func measure(ctx context.Context, wine *standin.Wine, programs controlplane.Prog
 	}{
 		{"start", func() error { return s.startProxy(exe) }, func() bool { return s.loadBalancers() == n }},
 		{"one endpoint replaced", func() error { return s.replaceEndpoint(ctx, 2) }, func() bool { return s.endpointReplaced(2) }},
-		{"restart", func() error { s.stopProxy(); return s.startProxy(exe) }, func() bool { return s.loadBalancers() == n }},
+		{"restart", func() error { s.proxy.Kill(); return s.startProxy(exe) }, func() bool { return s.loadBalancers() == n }},
 	} {
 		m, err := s.step(ctx, step.name, step.do, step.done)
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/examples/internal/standin"
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
@@ -43,10 +44,10 @@ type site struct {
 	server  *standin.Server
 	wine    *standin.Wine
 	dir     string
-	log     *os.File
+	log     string // the file of the programs' output
 	// flags are further flags of the proxy.
 	flags []string
-	proxy *exec.Cmd
+	proxy *process.Process // nil unless started
 
 	mu sync.Mutex
 	// have counts the load balancers, and least is the least of it since the step began.
@@ -54,8 +55,8 @@ type site struct {
 	lastWrite   time.Time
 }
 
-func newSite(ctx context.Context, wine *standin.Wine, programs controlplane.Programs, dir string) (_ *site, err error) {
-	s := &site{dir: dir}
+func newSite(ctx context.Context, wine *standin.Wine, dir string) (_ *site, err error) {
+	s := &site{dir: dir, log: filepath.Join(dir, "proxy.log")}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -80,23 +81,15 @@ func newSite(ctx context.Context, wine *standin.Wine, programs controlplane.Prog
 	s.hns = fakehns.New(winkernel.Network{ID: "11111111-2222-3333-4444-555555555555", Name: "cluster", Type: winkernel.L2Bridge}, true)
 	s.hns.After = s.wrote
 	s.server = standin.NewServer(l, s.hns)
-	if s.log, err = os.Create(filepath.Join(dir, "proxy.log")); err != nil {
-		return nil, err
-	}
 	s.control, err = controlplane.Start(ctx, controlplane.Config{
-		Host: s.host, Address: nodeIP, Programs: programs, Dir: dir, ServiceRanges: "10.96.0.0/16", APIServerFlags: []string{"--allow-privileged"},
+		Host: s.host, Address: nodeIP, Dir: dir, APIServerFlags: []string{"--allow-privileged"},
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := s.control.WaitFor(ctx, "/api/v1/namespaces/default"); err != nil {
-		return nil, err
-	}
 	// The API server's own Service would change the numbers.
-	for _, path := range []string{"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"} {
-		if err := s.control.WaitFor(ctx, path); err != nil {
-			return nil, err
-		}
+	if err := s.control.WaitFor(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"); err != nil {
+		return nil, err
 	}
 	if err := s.send(ctx, "POST", "/api/v1/nodes", map[string]any{"metadata": map[string]any{"name": nodeName}}); err != nil {
 		return nil, err
@@ -107,7 +100,7 @@ func newSite(ctx context.Context, wine *standin.Wine, programs controlplane.Prog
 }
 
 func (s *site) close() {
-	s.stopProxy()
+	s.proxy.Kill()
 	if s.wine != nil {
 		s.wine.Remove()
 	}
@@ -116,9 +109,6 @@ func (s *site) close() {
 	}
 	if s.server != nil {
 		s.server.Close()
-	}
-	if s.log != nil {
-		s.log.Close()
 	}
 	s.lab.Close()
 }
@@ -194,11 +184,10 @@ func (s *site) endpointReplaced(which int) bool {
 	return ok && len(endpoints) == 2 && slices.ContainsFunc(endpoints, func(e winkernel.Endpoint) bool { return e.Addrs[0].String() == endpoint(0, which) })
 }
 
-// command returns the command that runs a Windows program on the node, with its output in the log.
+// command returns the command that runs a Windows program on the node.
 func (s *site) command(exe string, args ...string) *exec.Cmd {
 	c := s.wine.Command(exe, args...)
 	c.Env = append(c.Env, s.server.Env())
-	c.Stdout, c.Stderr = s.log, s.log
 	return c
 }
 
@@ -209,18 +198,9 @@ func (s *site) proxyFlags() []string {
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249"}, s.flags...)
 }
 
-func (s *site) startProxy(exe string) error {
-	s.proxy = s.command(exe, s.proxyFlags()...)
-	return s.host.Start(s.proxy)
-}
-
-// stopProxy kills the proxy.
-func (s *site) stopProxy() {
-	if s.proxy != nil {
-		s.proxy.Process.Kill()
-		_ = s.proxy.Wait()
-		s.proxy = nil
-	}
+func (s *site) startProxy(exe string) (err error) {
+	s.proxy, err = process.Start(s.host, s.command(exe, s.proxyFlags()...), s.log)
+	return err
 }
 
 // windowsPath returns the path of a file of this system for Windows programs.
@@ -243,7 +223,7 @@ func (s *site) step(ctx context.Context, name string, do func() error, done func
 			break
 		}
 		if time.Since(begin) > patience {
-			text, _ := os.ReadFile(s.log.Name())
+			text, _ := os.ReadFile(s.log)
 			return measured{}, fmt.Errorf("%s: not done after %v; the log ends\n%s", name, patience, text[max(0, len(text)-3000):])
 		}
 		select {

@@ -32,13 +32,13 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // TestNodeproxyServesOnWindows runs nodeproxy.exe in Wine against a real kube-apiserver.
 func TestNodeproxyServesOnWindows(t *testing.T) {
 	netlab.Require(t)
-	programs := controlplane.Need(t)
+	controlplane.Need(t)
 	wine := standin.Start(t)
 	exe := build(t)
-	s := must.Get(newSite(t.Context(), wine, programs, t.TempDir()))(t)
+	s := must.Get(newSite(t.Context(), wine, t.TempDir()))(t)
 	defer s.close()
 	defer func() {
-		if text, _ := os.ReadFile(s.log.Name()); t.Failed() {
+		if text, _ := os.ReadFile(s.log); t.Failed() {
 			t.Logf("the log:\n%s", text)
 		}
 	}()
@@ -98,7 +98,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 		return nil
 	}, func() bool { return s.annotated() == 4 }, 4)
 	s.checkAnnotated(t)
-	step("restart", func() error { s.stopProxy(); return s.startProxy(exe) }, all, 0)
+	step("restart", func() error { s.proxy.Kill(); return s.startProxy(exe) }, all, 0)
 
 	for _, tt := range []struct {
 		args string
@@ -115,7 +115,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 			t.Errorf("nodeproxy %s: %q is missing in\n%s", tt.args, tt.want, got)
 		}
 	}
-	s.stopProxy()
+	s.proxy.Kill()
 	s.testService(t, exe)
 	s.output(t, exe, "run", "--cleanup", "--network-name=cluster", "--bind-address="+nodeIP)
 	endpoints, _ := s.hns.Endpoints()
@@ -217,10 +217,10 @@ func (s *site) check(t *testing.T, name string, do func() error, done func() boo
 // in an overlay network.
 func TestNodeproxyTakesOverAnOverlay(t *testing.T) {
 	netlab.Require(t)
-	programs := controlplane.Need(t)
+	controlplane.Need(t)
 	wine := standin.Start(t)
 	exe := build(t)
-	s := must.Get(newSite(t.Context(), wine, programs, t.TempDir()))(t)
+	s := must.Get(newSite(t.Context(), wine, t.TempDir()))(t)
 	defer s.close()
 	s.hns.SetNetwork(winkernel.Network{ID: "22222222-2222-3333-4444-555555555555", Name: "cluster", Type: winkernel.Overlay,
 		RemoteSubnets: []winkernel.RemoteSubnet{{Prefix: netip.MustParsePrefix("10.200.0.0/15"), Provider: netip.MustParseAddr("192.0.2.9")}}})
@@ -242,7 +242,7 @@ func TestNodeproxyTakesOverAnOverlay(t *testing.T) {
 	// A load balancer, an endpoint of the cluster IP and two of pods for each Service, two and one
 	// for the API server's own, and the source VIP.
 	s.check(t, "kube-proxy ends", kubeProxy.Close, all, 3*4+3+1)
-	s.check(t, "restart", func() error { s.stopProxy(); return s.startProxy(exe) }, all, 0)
+	s.check(t, "restart", func() error { s.proxy.Kill(); return s.startProxy(exe) }, all, 0)
 	endpoints, _ := s.hns.Endpoints()
 	for _, e := range endpoints {
 		vip := netip.MustParsePrefix("10.96.0.0/16").Contains(e.Addrs[0])
@@ -253,7 +253,7 @@ func TestNodeproxyTakesOverAnOverlay(t *testing.T) {
 			t.Errorf("endpoint %v has the provider %v", e.Addrs, e.Provider)
 		}
 	}
-	s.stopProxy()
+	s.proxy.Kill()
 	s.output(t, exe, "run", "--cleanup", "--network-name=cluster", "--source-vip=10.244.1.2", "--bind-address="+nodeIP)
 	endpoints, _ = s.hns.Endpoints()
 	if n := s.loadBalancers(); n != 0 || len(endpoints) != 1 || endpoints[0].Remote {

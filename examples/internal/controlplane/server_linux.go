@@ -18,34 +18,31 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
-// Config describes a control plane. The fields up to ServiceRanges are required.
+// Config describes a control plane. Host, Address and Dir are required.
 type Config struct {
 	// Host runs both programs and has Address. etcd listens on the host's 127.0.0.1, so
 	// a host can run one control plane at a time.
-	Host     *netlab.Host
-	Address  string
-	Programs Programs
-	// Dir is an existing folder for keys, certificates, the kubeconfig and etcd's data.
+	Host    *netlab.Host
+	Address string
+	// Dir is an existing folder for keys, certificates, the kubeconfig, logs and etcd's data.
 	Dir string
-	// ServiceRanges holds the ranges of cluster IPs as in --service-cluster-ip-range.
-	ServiceRanges string
 	// User is the user of Kubeconfig; an administrator if empty.
 	User string
 	// APIServerFlags are added to the flags that Start gives the API server.
 	APIServerFlags []string
-	// EtcdLog and APIServerLog receive the output of the programs. Nil discards it.
-	EtcdLog, APIServerLog io.Writer
 }
 
 // Server is a running control plane. Its methods may be called concurrently, except Kill,
 // Run and Close.
 type Server struct {
 	config     Config
+	apiserver  string // the path of the program
 	http       *http.Client
-	etcd, kube *exec.Cmd // nil unless started
+	etcd, kube *process.Process // nil unless started
 }
 
 const (
@@ -75,13 +72,17 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 		MaxIdleConnsPerHost: connections,
 		ForceAttemptHTTP2:   true,
 	}}
+	var etcd string
+	if s.apiserver, etcd, err = Find(); err != nil {
+		return nil, err
+	}
 	if err := s.writeFiles(); err != nil {
 		return nil, err
 	}
-	s.etcd, err = s.start(c.Programs.Etcd, c.EtcdLog, []string{
+	s.etcd, err = process.Start(c.Host, exec.Command(etcd,
 		"--data-dir", s.path("etcd"), "--unsafe-no-fsync", "--quota-backend-bytes", "8000000000",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379", "--listen-peer-urls", "http://127.0.0.1:2380",
-	})
+	), s.path("etcd.log"))
 	if err != nil {
 		return nil, err
 	}
@@ -135,25 +136,16 @@ func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
 // Config.APIServerFlags name the API server's certificate.
 func (s *Server) ServiceAccountFolder() string { return s.path("serviceaccount") }
 
-func (s *Server) start(program string, log io.Writer, args []string) (*exec.Cmd, error) {
-	cmd := exec.Command(program, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := s.config.Host.Start(cmd); err != nil {
-		return nil, fmt.Errorf("cannot start %s: %w", filepath.Base(program), err)
-	}
-	return cmd, nil
-}
-
 // Run starts the API server again after Kill and waits until it is ready.
 func (s *Server) Run(ctx context.Context) (err error) {
 	c := &s.config
-	s.kube, err = s.start(c.Programs.APIServer, c.APIServerLog, append([]string{
+	s.kube, err = process.Start(c.Host, exec.Command(s.apiserver, append([]string{
 		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", c.Address, "--advertise-address", c.Address, "--secure-port", port,
 		"--cert-dir", s.path("certs"), "--token-auth-file", s.path("tokens.csv"),
 		"--authorization-mode", "Node,RBAC", "--disable-admission-plugins", "ServiceAccount",
-		"--service-cluster-ip-range", c.ServiceRanges, "--service-account-issuer", "https://cluster.test",
+		"--service-cluster-ip-range", "10.96.0.0/12", "--service-account-issuer", "https://cluster.test",
 		"--service-account-key-file", s.path("sa.key"), "--service-account-signing-key-file", s.path("sa.key"),
-	}, c.APIServerFlags...))
+	}, c.APIServerFlags...)...), s.path("kube-apiserver.log"))
 	if err != nil {
 		return err
 	}
@@ -219,17 +211,10 @@ func (s *Server) send(ctx context.Context, method, path, kind string, body []byt
 }
 
 // Kill kills the API server. etcd keeps running.
-func (s *Server) Kill() { kill(s.kube) }
+func (s *Server) Kill() { s.kube.Kill() }
 
 // Close kills both programs.
 func (s *Server) Close() {
-	kill(s.kube)
-	kill(s.etcd)
-}
-
-func kill(cmd *exec.Cmd) {
-	if cmd != nil {
-		cmd.Process.Kill()
-		cmd.Wait()
-	}
+	s.kube.Kill()
+	s.etcd.Kill()
 }

@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/demo"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/program"
@@ -159,14 +158,14 @@ func TestInterruptedDemoReturns130(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	cmd := demoCommand()
-	var out controlplane.Tail
+	var out process
 	cmd.Stdout, cmd.Stderr = &out, &out
 	must.Do(t, cmd.Start())
 	defer cmd.Process.Kill()
-	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
+	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.log(), "ok ") })
 	cmd.Process.Signal(os.Interrupt)
 	cmd.Wait()
-	if code, text := cmd.ProcessState.ExitCode(), out.String(); code != demo.ExitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
+	if code, text := cmd.ProcessState.ExitCode(), out.log(); code != demo.ExitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
 		t.Errorf("exit status %d, output:\n%s", code, text)
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -47,7 +46,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Unshareflags: syscall.CLONE_NEWCGROUP, UseCgroupFD: true, CgroupFD: int(cgroup.Fd()),
 	}
-	log := &controlplane.Tail{}
+	log := &process{}
 	cmd.Stdout, cmd.Stderr = log, log
 	must.Do(t, h.Start(cmd))
 	t.Cleanup(func() {
@@ -65,7 +64,7 @@ func startSystemd(t *testing.T, h *netlab.Host) *systemd {
 		}
 		os.RemoveAll(filepath.Dir(units))
 		if t.Failed() {
-			t.Logf("end of systemd's log:\n%s", log)
+			t.Logf("end of systemd's log:\n%s", log.log())
 		}
 	})
 	s := &systemd{t: t, pid: strconv.Itoa(cmd.Process.Pid)}
