@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -30,10 +32,7 @@ func kubernetesVersion() (string, error) {
 	return "", fmt.Errorf("cannot determine the version of Kubernetes: this program was built without module %s", upstream)
 }
 
-// etcdPackage is the program etcd, in the version of the client that Kubernetes requires.
-const etcdPackage = "go.etcd.io/etcd/server/v3"
-
-// programs lists the packages of a cluster's programs besides etcd. Their build flags are
+// programs lists the packages of a cluster's programs. Their build flags are
 // those of CI's build of ../apiserver, so both use the same entries of Go's build cache.
 var programs = []string{
 	upstream + "/cmd/kube-apiserver",
@@ -45,16 +44,38 @@ var programs = []string{
 	upstream + "/test/images/agnhost",
 	upstream + "/test/images/regression-issue-74839",
 	"github.com/onsi/ginkgo/v2/ginkgo",
+	"go.etcd.io/etcd/server/v3", // of the client that Kubernetes requires
+}
+
+// cniPlugins is the folder of the programs of Debian's package containernetworking-plugins.
+const cniPlugins = "/usr/lib/cni"
+
+// check returns an error that names the programs and features that the machine lacks.
+func check() error {
+	var lacks []string
+	for _, name := range []string{"conntrack", "containerd", "ctr", "debootstrap", "go", "ip", "iptables", "nft", "nsenter", "runc", cniPlugins + "/ptp", cniPlugins + "/portmap"} {
+		if _, err := exec.LookPath(name); err != nil {
+			lacks = append(lacks, name)
+		}
+	}
+	if filesystems, _ := os.ReadFile("/proc/filesystems"); !strings.Contains(string(filesystems), "\toverlay\n") {
+		lacks = append(lacks, "file system overlay (modprobe overlay)")
+	}
+	if os.Geteuid() != 0 {
+		lacks = append(lacks, "root")
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("this machine lacks %s (apt-get install conntrack containerd debootstrap iproute2 iptables nftables runc containernetworking-plugins)", strings.Join(lacks, ", "))
+	}
+	return nil
 }
 
 // build builds the programs and images that the cache folder lacks, and returns the settings
 // of a cluster that uses them.
 func build(ctx context.Context, o options) (settings, error) {
-	s, err := o.settings()
-	if err != nil {
-		return s, err
-	}
-	if err := check(); err != nil {
+	version, err := kubernetesVersion()
+	s := settings{Dir: o.dir, Version: version, Nodes: o.nodes}
+	if err = errors.Join(err, check()); err != nil {
 		return s, err
 	}
 	if err := os.MkdirAll(s.bin(), 0o755); err != nil {
@@ -64,12 +85,9 @@ func build(ctx context.Context, o options) (settings, error) {
 	minor := strings.Split(s.Version, ".")[1]
 	ldflags := fmt.Sprintf("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=%s -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=%s", s.Version, minor)
 	for _, p := range programs {
-		if err := s.compile(ctx, filepath.Base(p), "build", ldflags, p); err != nil {
+		if err := s.compile(ctx, path.Base(strings.TrimSuffix(p, "/server/v3")), "build", ldflags, p); err != nil {
 			return s, err
 		}
-	}
-	if err := s.compile(ctx, "etcd", "build", ldflags, etcdPackage); err != nil {
-		return s, err
 	}
 	if err := s.compile(ctx, "e2e.test", "test", "-c", "-vet=off", ldflags, upstream+"/test/e2e"); err != nil {
 		return s, err
@@ -87,14 +105,12 @@ func (s settings) buildNodeproxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(s.bin(), "nodeproxy"), ".")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", s.bin("nodeproxy"), ".")
 	cmd.Dir = filepath.Join(root, "examples", "nodeproxy")
 	// In the workspace, so with this tree's library, and for any C library.
 	cmd.Env = append(os.Environ(), "GOWORK=", "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot build nodeproxy: %w\n%s", err, out)
-	}
-	return nil
+	_, err = run(cmd)
+	return err
 }
 
 // compile builds a program with the go command unless the cache folder already has the
@@ -120,20 +136,33 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
 	cmd.Env = env
 	fmt.Printf("building %s\n", name)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot build %s: %w\n%s", name, err, out)
+	if _, err := run(cmd); err != nil {
+		return err
 	}
 	return os.Rename(filepath.Join(tmp, name), target)
 }
 
+// sourceRoot returns the root of the tree that holds this module.
+func sourceRoot(ctx context.Context) (string, error) {
+	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return "", fmt.Errorf("cannot find nodeproxy's sources (run this in folder e2e/cluster): %w", err)
+	}
+	return filepath.Join(dir, "..", "..", ".."), nil
+}
+
 // output runs a command and returns its output without white space around it.
 func output(ctx context.Context, args ...string) (string, error) {
+	return run(exec.CommandContext(ctx, args[0], args[1:]...))
+}
+
+// run is output of a command that was made before.
+func run(cmd *exec.Cmd) (string, error) {
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+		err = fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return string(bytes.TrimSpace(out)), err
 }

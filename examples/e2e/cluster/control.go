@@ -1,11 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -23,8 +22,7 @@ const startTimeout = 5 * time.Minute
 // plane is the state of role control, the running control plane.
 type plane struct {
 	settings
-	progress *os.File
-	ended    chan error // receives the error of the first process that ends
+	ended chan error // receives the error of the first process that ends
 }
 
 // control is the role of a cluster's process 1.
@@ -33,8 +31,7 @@ func control() error {
 	if err != nil {
 		return err
 	}
-	p := &plane{settings: s, progress: os.NewFile(controlFD, "progress"), ended: make(chan error, 1)}
-	unix.CloseOnExec(controlFD)
+	p := &plane{settings: s, ended: make(chan error, 1)}
 	if err := p.mounts(); err != nil {
 		return err
 	}
@@ -42,22 +39,11 @@ func control() error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() { cancel(<-p.ended) }()
 	if err := p.start(ctx); err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		p.report("%v", err)
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
-	p.report(readyLine)
-	p.progress.Close()
+	fmt.Println("the cluster is up until this program ends")
 	<-ctx.Done()
 	return context.Cause(ctx)
-}
-
-// report writes progress to "up", and to the log.
-func (p *plane) report(format string, args ...any) {
-	fmt.Printf("%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
-	fmt.Fprintf(p.progress, format+"\n", args...)
 }
 
 // mounts mounts a /proc of the process's PID namespace, the cache folder at cacheInside, and
@@ -94,7 +80,7 @@ func mountAll(mounts []mount) error {
 
 // start starts all components and waits until all nodes are ready.
 func (p *plane) start(ctx context.Context) error {
-	p.report("starting the control plane")
+	fmt.Println("starting the control plane")
 	if err := p.network(); err != nil {
 		return err
 	}
@@ -116,7 +102,7 @@ func (p *plane) start(ctx context.Context) error {
 		"--authorization-mode", "Node,RBAC", "--allow-privileged"); err != nil {
 		return err
 	}
-	if err := p.wait(ctx, "the API server", p.apiServerReady); err != nil {
+	if err := p.wait(ctx, "", "get", "--raw", "/readyz"); err != nil {
 		return err
 	}
 	if err := p.daemon("kube-controller-manager", p.bin("kube-controller-manager"), append(p.authentication(),
@@ -134,9 +120,7 @@ func (p *plane) start(ctx context.Context) error {
 		return err
 	}
 	// The API server creates namespace kube-system soon after it is ready.
-	if err := p.wait(ctx, "namespace kube-system", func(ctx context.Context) error {
-		return p.kubectl(ctx, p.objects(), "apply", "-f", "-")
-	}); err != nil {
+	if err := p.wait(ctx, p.objects(), "apply", "-f", "-"); err != nil {
 		return err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", p.state("admin.conf"))
@@ -147,17 +131,12 @@ func (p *plane) start(ctx context.Context) error {
 		return err
 	}
 	for n := 1; n <= p.Nodes; n++ {
-		p.report("starting node %s", nodeName(n))
+		fmt.Println("starting node", nodeName(n))
 		if err := p.startNode(n); err != nil {
 			return err
 		}
 	}
-	if err := p.wait(ctx, "the nodes", func(ctx context.Context) error {
-		return p.kubectl(ctx, "", "wait", "node", "--all", "--for=condition=Ready", "--timeout=10s")
-	}); err != nil {
-		return err
-	}
-	return os.WriteFile(p.state("settings.json"), []byte(p.json()), 0o644)
+	return p.wait(ctx, "", "wait", "node", "--all", "--for=condition=Ready", "--timeout=10s")
 }
 
 // daemon starts a program that must run as long as the cluster.
@@ -189,39 +168,19 @@ func (p *plane) watch(name string, cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait calls ready until it returns nil, for startTimeout at most.
-func (p *plane) wait(ctx context.Context, what string, ready func(context.Context) error) error {
-	start := time.Now()
-	for {
-		err := ready(ctx)
+// wait runs kubectl until it succeeds, for startTimeout at most.
+func (p *plane) wait(ctx context.Context, stdin string, args ...string) error {
+	for start := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+		cmd := exec.CommandContext(ctx, p.bin("kubectl"), args...)
+		cmd.Env, cmd.Stdin = p.environment(), strings.NewReader(stdin)
+		out, err := cmd.CombinedOutput()
 		if err == nil {
 			return nil
 		}
-		if time.Since(start) > startTimeout {
-			return fmt.Errorf("%s not ready after %s: %w", what, startTimeout, err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(200 * time.Millisecond):
+		if ctx.Err() != nil || time.Since(start) > startTimeout {
+			return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
-}
-
-func (p *plane) apiServerReady(ctx context.Context) error {
-	// /readyz needs no authentication. All other clients verify the certificate.
-	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
-	}}
-	r, err := client.Get("https://" + controlIP + ":6443/readyz")
-	if err != nil {
-		return err
-	}
-	defer r.Body.Close()
-	if r.StatusCode != http.StatusOK {
-		return errors.New(r.Status)
-	}
-	return nil
 }
 
 // authentication returns the flags that make a component of the control plane an
@@ -229,16 +188,6 @@ func (p *plane) apiServerReady(ctx context.Context) error {
 func (p *plane) authentication() []string {
 	c := p.state("admin.conf")
 	return []string{"--kubeconfig", c, "--authentication-kubeconfig", c, "--authorization-kubeconfig", c}
-}
-
-func (p *plane) kubectl(ctx context.Context, stdin string, args ...string) error {
-	cmd := exec.CommandContext(ctx, p.bin("kubectl"), args...)
-	cmd.Env = p.environment()
-	cmd.Stdin = strings.NewReader(stdin)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
-	}
-	return nil
 }
 
 // corefile returns a configuration with which CoreDNS answers as in a cluster of kubeadm,
@@ -308,7 +257,6 @@ func (p *plane) startNode(n int) error {
 	defer log.Close()
 	cmd := inRole("node", p.json(), strconv.Itoa(n))
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, p.environment()
-	cmd.SysProcAttr = nodeNamespaces()
 	connected, err := cmd.StdinPipe() // the node waits until it is closed
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -16,73 +15,49 @@ const daemonSetImage = "docker.io/library/nodeproxy:latest"
 
 // withDaemonSet runs the DaemonSet of deploy/base/daemonset.yaml on all nodes of a cluster while f
 // runs. Its image has what deploy/Containerfile makes. The proxy's rules remain.
-func (s settings) withDaemonSet(ctx context.Context, pid int, control place, mode string, f func(context.Context, settings, place) error) error {
+func (s settings) withDaemonSet(ctx context.Context, mode string, f func(context.Context, settings) error) error {
 	root, err := sourceRoot(ctx)
 	if err != nil {
 		return err
 	}
-	deploy := filepath.Join(root, "examples", "nodeproxy", "deploy")
-	tmp, err := os.MkdirTemp(s.Dir, ".daemonset-")
-	if err != nil {
+	base := filepath.Join(root, "examples", "nodeproxy", "deploy", "base")
+	if err := install(ctx, filepath.Join(s.rootfs(), "usr/local/bin/nodeproxy"), s.bin("nodeproxy"), "755"); err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
-	if err := s.cleanUpAll(ctx, pid); err != nil { // builds nodeproxy
-		return err
-	}
-	layer := filepath.Join(tmp, "layer")
-	if err := copyFile(filepath.Join(layer, "usr/local/bin/nodeproxy"), filepath.Join(s.bin(), "nodeproxy"), 0o755); err != nil {
-		return err
-	}
-	image := containerImage{[]string{daemonSetImage}, []string{s.rootfs(), layer}, []string{"/usr/local/bin/nodeproxy"}, []string{"run"}}
-	archive := filepath.Join(tmp, "nodeproxy.tar")
-	if err := writeArchive(ctx, archive, tmp, []containerImage{image}); err != nil {
+	const archive = "nodeproxy.tar"
+	if err := s.writeArchive(ctx, archive, []containerImage{{[]string{daemonSetImage}, []string{"/usr/local/bin/nodeproxy"}, []string{"run"}}}); err != nil {
 		return err
 	}
 	for n := 1; n <= s.Nodes; n++ {
-		node, err := s.place(pid, nodeName(n))
-		if err != nil {
-			return err
-		}
-		// The archive's path inside of the cluster.
-		file := filepath.Join(cacheInside, filepath.Base(tmp), filepath.Base(archive))
-		cmd := exec.Command("/usr/bin/env", "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", file)
-		cmd.Env = s.inside().environment()
-		if err := node.run(ctx, cmd); err != nil {
-			return fmt.Errorf("cannot import the image on %s: %w", node.name, err)
+		if _, err := run(s.command(ctx, nodeName(n), "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", s.inside().bin(archive))); err != nil {
+			return fmt.Errorf("cannot import the image on %s: %w", nodeName(n), err)
 		}
 	}
-	rights, err := os.ReadFile(filepath.Join(deploy, "base", "rbac.yaml"))
+	rights, err := os.ReadFile(filepath.Join(base, "rbac.yaml"))
 	if err != nil {
 		return err
 	}
-	text, err := readBase(filepath.Join(deploy, "base"))
+	text, err := readBase(base)
 	if err != nil {
 		return err
 	}
 	manifest, err := adapt(text, mode, has(unix.CAP_SYS_RESOURCE))
 	if err != nil {
-		return fmt.Errorf("%s/base: %w", deploy, err)
+		return fmt.Errorf("%s: %w", base, err)
 	}
-	for _, m := range []string{string(rights), manifest} {
-		if _, err := s.kubectl(ctx, control, strings.NewReader(m), "apply", "-f", "-"); err != nil {
-			return err
-		}
+	if _, err := s.kubectl(ctx, strings.NewReader(string(rights)+"---\n"+manifest), "apply", "-f", "-"); err != nil {
+		return err
 	}
 	// Also after an interruption.
-	defer s.kubectl(context.WithoutCancel(ctx), control, strings.NewReader(manifest), "delete", "--ignore-not-found", "--timeout=1m", "-f", "-")
-	out, err := s.kubectl(ctx, control, nil, "rollout", "status", "--namespace=kube-system", "--timeout="+startTimeout.String(), "daemonset/nodeproxy")
-	if err != nil {
-		pods, _ := s.kubectl(ctx, control, nil, "describe", "pods", "--namespace=kube-system", "--selector=app.kubernetes.io/name=nodeproxy")
+	defer s.kubectl(context.WithoutCancel(ctx), strings.NewReader(manifest), "delete", "--ignore-not-found", "--timeout=1m", "-f", "-")
+	if _, err := s.kubectl(ctx, nil, "rollout", "status", "--namespace=kube-system", "--timeout="+startTimeout.String(), "daemonset/nodeproxy"); err != nil {
+		pods, _ := s.kubectl(ctx, nil, "describe", "pods", "--namespace=kube-system", "--selector=app.kubernetes.io/name=nodeproxy")
 		return fmt.Errorf("%w\n%s", err, pods)
 	}
-	fmt.Println(out)
-	for n := 1; n <= s.Nodes; n++ {
-		if err := s.waitHealthy(ctx, control, nodeName(n)); err != nil {
-			return err
-		}
+	if err := s.waitHealthy(ctx); err != nil {
+		return err
 	}
-	return f(ctx, s, control)
+	return f(ctx, s)
 }
 
 // has reports whether this process can give a capability to others.
@@ -133,13 +108,4 @@ func adapt(manifest, mode string, sysResource bool) (string, error) {
 		manifest = strings.Replace(manifest, change[0], change[1], 1)
 	}
 	return manifest, nil
-}
-
-// sourceRoot returns the root of the tree that holds this module.
-func sourceRoot(ctx context.Context) (string, error) {
-	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
-	if err != nil {
-		return "", fmt.Errorf("cannot find nodeproxy's sources (run this in folder e2e/cluster): %w", err)
-	}
-	return filepath.Join(dir, "..", "..", ".."), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -123,7 +124,7 @@ func (b *balancers) EnsureLoadBalancerDeleted(_ context.Context, _ string, s *v1
 	if l == nil || l.routed == "" {
 		return nil
 	}
-	return ip("route del %s/32", l.ip)
+	return ip("route del " + l.ip + "/32")
 }
 
 func (l *balancer) status() *v1.LoadBalancerStatus {
@@ -151,7 +152,7 @@ func (b *balancers) route(ctx context.Context) {
 			// The load balancer may have been deleted or changed since the copy.
 			if cur := b.all[uid]; cur != nil && cur.check == l.check {
 				if err := cur.routeTo(healthy); err != nil {
-					fmt.Println(err)
+					fmt.Fprintln(os.Stderr, err)
 				}
 			}
 			b.mu.Unlock()
@@ -186,10 +187,10 @@ func (l *balancer) routeTo(nodes []string) error {
 	if want == l.routed {
 		return nil
 	}
-	if err := ip("route replace %s/32 %s", l.ip, want); err != nil {
+	if err := ip("route replace " + l.ip + "/32 " + want); err != nil {
 		return err
 	}
 	l.routed = want
-	fmt.Printf("load balancer %s: %s\n", l.ip, want)
+	fmt.Fprintf(os.Stderr, "load balancer %s: %s\n", l.ip, want)
 	return nil
 }

@@ -3,14 +3,11 @@
 // packages, and Go; it needs no container registry and no virtual machines.
 //
 //	export GOWORK=off                  this folder is a module of its own
-//	go run . check                     report what this machine lacks
 //	go run . build                     build everything from source; takes long once
-//	go run . up                        start a cluster (and build first)
+//	go run . up                        run a cluster until interrupted (and build first)
 //	go run . test MODE [FOCUS]         run the tests whose names match FOCUS
-//	go run . test --proxy kube-proxy MODE [FOCUS]
-//	go run . test --proxy daemonset MODE [FOCUS]
 //	go run . table RUN...              print the results of runs side by side, as CSV
-//	go run . summary RUN...            print a summary of runs, or of such CSV files
+//	go run . summary FILE.csv          print a summary of such results as Markdown
 //	go run . proxy MODE                run the proxy alone, until interrupted
 //	go run . in n1 nft list ruleset    run a command in a node, or in "control"
 //	go run . down                      stop the cluster
@@ -22,7 +19,7 @@
 // with SIGKILL, ends every process of the cluster. No namespace has a name, and nothing
 // is mounted or configured outside of the cluster's namespaces, so the kernel removes
 // everything with the last process, except files in the cache folder and empty control
-// groups. "up" and "down" remove those.
+// groups. "up" removes those, when it begins and when it ends.
 //
 // All files are in one folder (--dir): programs and images in a folder for each version
 // of Kubernetes, results of tests in "runs", logs in "logs".
@@ -32,7 +29,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -50,13 +46,12 @@ func init() { runtime.LockOSThread() }
 
 const usage = `usage: cluster COMMAND [flags]
 
-  check                  report what this machine lacks
   build                  build Kubernetes and the images
-  up                     start a cluster
+  up                     run a cluster until interrupted
   test MODE [FOCUS]      run upstream's tests whose names match the expression FOCUS
   table RUN...           print the results of the runs in these folders, and of earlier
                          tables (FILE.csv), as CSV
-  summary RUN...         print a summary of the same as Markdown
+  summary FILE.csv       print a summary of such a table as Markdown
   proxy MODE             run the proxy on all nodes until interrupted
   in NODE COMMAND...     run a command in a node (n1, n2, ...) or in "control"
   down                   stop the cluster
@@ -68,116 +63,75 @@ flags:
 
 // options are the flags of all commands.
 type options struct {
-	dir, name     string
-	nodes         int
-	limit         time.Duration
-	images        []string
-	proxy         string
-	procs         int
-	timeout       time.Duration
-	skip          string
-	flakeAttempts int
+	dir, proxy   string
+	nodes, procs int
+	timeout      time.Duration
 }
 
 func main() {
-	// This program runs itself for the parts of a cluster. See supervise.go.
-	if role, ok := strings.CutPrefix(filepath.Base(os.Args[0]), rolePrefix); ok {
-		if err := roles[role](); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", role, err)
-			os.Exit(1)
-		}
-		return
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := command(ctx, os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "cluster: %v\n", err)
+	// This program runs itself for the parts of a cluster. See up.go.
+	run := func() error { return command(ctx, os.Args[1:]) }
+	if role, ok := strings.CutPrefix(filepath.Base(os.Args[0]), rolePrefix); ok {
+		run = roles[role]
+	}
+	if err := run(); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
 		os.Exit(1)
 	}
 }
 
 func command(ctx context.Context, args []string) error {
-	var o options
-	f := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
-	f.StringVar(&o.dir, "dir", "", "folder for all files; by default proxier/cluster in the user's cache folder")
-	f.StringVar(&o.name, "name", "cluster", "name of the cluster, for more than one at a time")
-	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most, spread over three zones")
-	f.DurationVar(&o.limit, "for", 6*time.Hour, "up: stop the cluster after this time")
-	f.StringSliceVar(&o.images, "images", nil, "up: archives of container images (by \"docker save\" or \"skopeo copy\"), which replace the built images of the same names")
-	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy, kube-proxy, or "+daemonSet+" for nodeproxy in pods of deploy/base/daemonset.yaml")
-	f.IntVar(&o.procs, "procs", 2*runtime.NumCPU(), "test: number of tests that run at a time")
-	f.DurationVar(&o.timeout, "timeout", time.Hour, "test: stop after this time")
-	f.StringVar(&o.skip, "skip", "", "test: leave out tests whose names match this expression")
-	f.IntVar(&o.flakeAttempts, "flake-attempts", 1, "test: number of attempts before a failing test counts as failed")
-	f.Usage = func() { fmt.Fprint(os.Stderr, usage+f.FlagUsages()) }
-	parse := func(args []string, interspersed bool) ([]string, error) {
-		f.SetInterspersed(interspersed)
-		err := f.Parse(args)
-		return f.Args(), err
-	}
-	args, err := parse(args, false)
-	name := ""
-	if err == nil && len(args) > 0 {
-		name = args[0]
-		args, err = parse(args[1:], name != "in") // the flags after "in NODE" are the command's
-	}
-	if err == pflag.ErrHelp {
-		return nil
-	}
+	cache, err := os.UserCacheDir()
 	if err != nil {
 		return err
 	}
-	if o.dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return fmt.Errorf("no default for --dir: %w", err)
-		}
-		o.dir = filepath.Join(cache, "proxier", "cluster")
-	}
-	if o.dir, err = filepath.Abs(o.dir); err != nil {
+	var o options
+	f := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
+	f.SetInterspersed(len(args) == 0 || args[0] != "in") // the flags after "in NODE" are the command's
+	f.StringVar(&o.dir, "dir", filepath.Join(cache, "proxier", "cluster"), "absolute path of the folder for all files")
+	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most, spread over three zones")
+	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy, kube-proxy, or "+daemonSet+" for nodeproxy in pods of deploy/base/daemonset.yaml")
+	f.IntVar(&o.procs, "procs", 2*runtime.NumCPU(), "test: number of tests that run at a time")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "test: stop after this time")
+	f.Usage = func() { fmt.Fprint(os.Stderr, usage+f.FlagUsages()) }
+	if err := f.Parse(args); err != nil || f.NArg() == 0 {
+		f.Usage()
 		return err
 	}
-	if o.nodes < 1 || o.nodes > maxNodes {
+	args = f.Args()
+	switch name, n := args[0], len(args)-1; {
+	case o.nodes < 1 || o.nodes > maxNodes:
 		return fmt.Errorf("--nodes is %d, must be 1 to %d", o.nodes, maxNodes)
-	}
-	if strings.Trim(o.name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || o.name == "" {
-		return fmt.Errorf("--name is %q, must consist of a-z, 0-9 and -", o.name)
-	}
-	if name == "" {
+	case name == "build" && n == 0:
+		_, err = build(ctx, o)
+	case name == "up" && n == 0:
+		err = up(ctx, o)
+	case name == "down" && n == 0:
+		err = down(o)
+	case name == "test" && (n == 1 || n == 2):
+		err = test(ctx, o, args[1], append(args, `\[sig-network\]`)[2])
+	case name == "proxy" && n == 1:
+		err = withProxy(ctx, o, args[1], func(ctx context.Context, _ settings) error {
+			fmt.Printf("%s runs in mode %s until interrupted\n", o.proxy, args[1])
+			<-ctx.Done()
+			return nil
+		})
+	case name == "in" && n >= 2:
+		var s settings
+		if s, err = o.running(); err == nil {
+			cmd := s.command(ctx, args[1], args[2:]...)
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+			err = cmd.Run()
+		}
+	case name == "table" && n >= 1:
+		err = table(os.Stdout, args[1:])
+	case name == "summary" && n == 1:
+		err = summary(os.Stdout, args[1])
+	default:
 		f.Usage()
-		return errors.New("no command")
+		err = errors.New("unknown command, or wrong number of arguments")
 	}
-	c, ok := map[string]struct {
-		min, max int // numbers of arguments
-		run      func() error
-	}{
-		"check": {0, 0, func() error {
-			err := check()
-			if err == nil {
-				fmt.Println("this machine has all that a cluster needs")
-			}
-			return err
-		}},
-		"build": {0, 0, func() error {
-			s, err := build(ctx, o)
-			if err == nil {
-				fmt.Printf("all programs and images of the cluster are in %s\n", s.Dir)
-			}
-			return err
-		}},
-		"up":      {0, 0, func() error { return up(ctx, o) }},
-		"down":    {0, 0, func() error { return down(o) }},
-		"test":    {1, 2, func() error { return test(ctx, o, args[0], append(args, `\[sig-network\]`)[1]) }},
-		"proxy":   {1, 1, func() error { return runProxy(ctx, o, args[0]) }},
-		"in":      {2, math.MaxInt, func() error { return runIn(ctx, o, args[0], args[1:]) }},
-		"table":   {1, math.MaxInt, func() error { return table(os.Stdout, args) }},
-		"summary": {1, math.MaxInt, func() error { return summary(os.Stdout, args) }},
-	}[name]
-	switch {
-	case !ok:
-		return fmt.Errorf("unknown command %q (see --help)", name)
-	case len(args) < c.min || len(args) > c.max:
-		return fmt.Errorf("%s: wrong number of arguments (see --help)", name)
-	}
-	return c.run()
+	return err
 }

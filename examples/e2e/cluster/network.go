@@ -1,18 +1,22 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 )
 
-// ip runs the program ip. It splits the formatted text into arguments at white space.
-func ip(format string, args ...any) error {
-	_, err := output(context.Background(), append([]string{"ip"}, strings.Fields(fmt.Sprintf(format, args...))...)...)
-	return err
+// ip runs commands of the program ip, until one fails.
+func ip(commands ...string) error {
+	cmd := exec.Command("ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip: %w: %s", err, out)
+	}
+	return nil
 }
 
 // sysctl sets a kernel parameter of the process's network namespace.
@@ -54,39 +58,29 @@ func (p *plane) network() error {
 	if err := sysctl("ipv4/fib_multipath_hash_policy", "1"); err != nil {
 		return err
 	}
-	for _, c := range []string{
-		"link add " + bridge + " type bridge",
-		"addr add " + controlIP + "/24 dev " + bridge,
-		"addr add " + controlIP6 + "/64 dev " + bridge + " nodad",
-		"link set " + bridge + " up",
-		"addr add " + balancerClient + "/32 dev lo",
+	return ip(
+		"link add "+bridge+" type bridge",
+		"addr add "+controlIP+"/24 dev "+bridge,
+		"addr add "+controlIP6+"/64 dev "+bridge+" nodad",
+		"link set "+bridge+" up",
+		"addr add "+balancerClient+"/32 dev lo",
 		// Packets to a load balancer without nodes must be lost. The peer of this interface
 		// drops them: without ARP they are not addressed to its hardware address.
 		"link add lost type veth peer name lost-peer",
 		"link set lost arp off up",
 		"link set lost-peer up",
-		"route add " + balancerRange + " dev lost",
-	} {
-		if err := ip("%s", c); err != nil {
-			return err
-		}
-	}
-	return nil
+		"route add "+balancerRange+" dev lost",
+	)
 }
 
 // connect connects the node whose process 1 is pid to the bridge, and routes its pods to it.
 func (p *plane) connect(n, pid int) error {
-	for _, c := range []string{
+	return ip(
 		fmt.Sprintf("link add eth0 netns %d type veth peer name %s", pid, nodeName(n)),
-		"link set " + nodeName(n) + " master " + bridge + " up",
-		"route add " + podIPs(n) + " via " + nodeIP(n),
-		"route add " + podIP6s(n) + " via " + nodeIP6(n),
-	} {
-		if err := ip("%s", c); err != nil {
-			return err
-		}
-	}
-	return nil
+		"link set "+nodeName(n)+" master "+bridge+" up",
+		"route add "+podIPs(n)+" via "+nodeIP(n),
+		"route add "+podIP6s(n)+" via "+nodeIP6(n),
+	)
 }
 
 // nodeNetwork configures a node's network namespace, which must have eth0.
@@ -98,20 +92,15 @@ func nodeNetwork(n, nodes int) error {
 		"addr add " + nodeIP(n) + "/24 dev eth0",
 		"addr add " + nodeIP6(n) + "/64 dev eth0 nodad",
 		"link set eth0 up",
-		"route add default via " + controlIP,
-		"-6 route add default via " + controlIP6,
+		"route add 0.0.0.0/0 via " + controlIP,
+		"route add ::/0 via " + controlIP6,
 	}
 	for m := 1; m <= nodes; m++ {
 		if m != n {
 			commands = append(commands, "route add "+podIPs(m)+" via "+nodeIP(m), "route add "+podIP6s(m)+" via "+nodeIP6(m))
 		}
 	}
-	for _, c := range commands {
-		if err := ip("%s", c); err != nil {
-			return err
-		}
-	}
-	return nil
+	return ip(commands...)
 }
 
 // cniConfig returns a CNI configuration that connects each pod by a veth and routes. With a

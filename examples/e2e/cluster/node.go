@@ -9,19 +9,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const containerdSocket = "/run/containerd/containerd.sock"
-
-func nodeNamespaces() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
-	}
-}
 
 // machineParameters holds the kernel parameters of the whole machine, below /proc/sys, that
 // kubelet sets, with kubelet's values. A node has files with these values in their place,
@@ -64,9 +57,6 @@ func node() error {
 		"kubelet.yaml":         s.kubeletConfig(n),
 		"resolv.conf":          "nameserver " + controlIP + "\n",
 	} {
-		if err := os.MkdirAll(filepath.Dir(dir(name)), 0o755); err != nil {
-			return err
-		}
 		if err := os.WriteFile(dir(name), []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -119,7 +109,7 @@ func node() error {
 
 // nodeMounts mounts a node's own folders for the files of kubelet and containerd.
 func nodeMounts(dir func(...string) string) error {
-	for _, d := range []string{"cgroup", "lib", "log", "parameters"} {
+	for _, d := range []string{"cgroup", "cni", "lib", "log", "parameters"} {
 		if err := os.MkdirAll(dir(d), 0o755); err != nil {
 			return err
 		}
@@ -156,30 +146,18 @@ func nodeMounts(dir func(...string) string) error {
 	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
 }
 
-// importImages waits until containerd answers and imports all images.
+// importImages waits until containerd answers and imports the images.
 func (s settings) importImages() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	for {
-		_, err := output(ctx, "ctr", "--address", containerdSocket, "version")
-		if err == nil {
+	for ctx.Err() == nil {
+		if _, err := output(ctx, "ctr", "--address", containerdSocket, "version"); err == nil {
 			break
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("cannot reach containerd: %w", err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	archives := []string{s.imageArchive()}
-	for _, name := range s.Images {
-		archives = append(archives, s.state(name))
-	}
-	for _, a := range archives {
-		if _, err := output(ctx, "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", a); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := output(ctx, "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", s.imageArchive())
+	return err
 }
 
 // containerdConfig returns containerd's configuration file, in the version that containerd
@@ -240,5 +218,5 @@ imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%}
 kubeAPIQPS: 100
 kubeAPIBurst: 200
-`, s.state("ca.crt"), s.cgroup(), nodeName(n), containerdSocket, clusterDomain, dnsServiceIP, s.state(nodeName(n), "resolv.conf"))
+`, s.state("ca.crt"), cgroup, nodeName(n), containerdSocket, clusterDomain, dnsServiceIP, s.state(nodeName(n), "resolv.conf"))
 }

@@ -1,18 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -23,21 +19,13 @@ const daemonSet = "daemonset"
 // which mode nftables serves only if asked to.
 const localhostNodePorts = "primary,localhost"
 
-func runProxy(ctx context.Context, o options, mode string) error {
-	return withProxy(ctx, o, mode, func(ctx context.Context, _ settings, control place) error {
-		fmt.Printf("%s runs in mode %s until interrupted\n", o.proxy, mode)
-		<-ctx.Done()
-		return nil
-	})
-}
-
 // withProxy runs the proxy in this mode on all nodes of a cluster while f runs. The proxy's
 // rules remain until the next call.
-func withProxy(ctx context.Context, o options, mode string, f func(context.Context, settings, place) error) error {
+func withProxy(ctx context.Context, o options, mode string, f func(context.Context, settings) error) error {
 	if !slices.Contains([]string{"nftables", "iptables", "ipvs"}, mode) {
 		return fmt.Errorf("unknown mode %q", mode)
 	}
-	s, pid, err := o.running()
+	s, err := o.running()
 	if err != nil {
 		return err
 	}
@@ -47,23 +35,21 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 			return fmt.Errorf("cannot use mode ipvs: this machine's kernel has no IPVS: %w", err)
 		}
 	}
-	control, err := s.place(pid, "control")
-	if err != nil {
+	if err := s.cleanUp(ctx); err != nil {
 		return err
 	}
 	if o.proxy == daemonSet {
-		return s.withDaemonSet(ctx, pid, control, mode, f)
+		return s.withDaemonSet(ctx, mode, f)
 	}
-	inside := s.inside()
 	var command []string
 	switch o.proxy {
 	case "nodeproxy":
-		if err := s.authorizeNodeproxy(ctx, control); err != nil {
+		if err := s.authorizeNodeproxy(ctx); err != nil {
 			return err
 		}
-		command = []string{inside.bin("nodeproxy"), "run"}
+		command = []string{"nodeproxy", "run"}
 	case "kube-proxy":
-		command = []string{inside.bin("kube-proxy")}
+		command = []string{"kube-proxy"}
 	default:
 		return fmt.Errorf("unknown proxy %q, must be nodeproxy, kube-proxy or %s", o.proxy, daemonSet)
 	}
@@ -74,61 +60,40 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
 	defer cancel(nil)
-	var running []*process
-	defer func() {
-		for _, p := range running {
-			p.cmd.Process.Signal(syscall.SIGTERM)
-		}
-		for _, p := range running {
-			select {
-			case <-p.done:
-			case <-time.After(10 * time.Second):
-				p.cmd.Process.Kill()
-				<-p.done
-			}
-		}
-	}()
-	if err := s.cleanUpAll(ctx, pid); err != nil {
-		return err
-	}
 	for n := 1; n <= s.Nodes; n++ {
-		node, err := s.place(pid, nodeName(n))
-		if err != nil {
-			return err
-		}
-		args := append(slices.Clone(command), "--kubeconfig", inside.state(o.proxy+".conf"), "--hostname-override", nodeName(n),
-			"--proxy-mode", mode, "--cluster-cidr", podRange, "--conntrack-max-per-core", "0",
-			"--metrics-bind-address", "0.0.0.0:10249", "--healthz-bind-address", "0.0.0.0:10256")
 		log, err := os.Create(s.log(nodeName(n) + "-" + o.proxy + ".log"))
 		if err != nil {
 			return err
 		}
 		defer log.Close()
-		p, err := node.start(&exec.Cmd{Path: args[0], Args: args, Env: inside.environment(), Stdout: log, Stderr: log})
-		if err != nil {
+		cmd := s.command(ctx, nodeName(n), append(slices.Clone(command), "--kubeconfig", s.inside().state(o.proxy+".conf"), "--hostname-override", nodeName(n),
+			"--proxy-mode", mode, "--cluster-cidr", podRange, "--conntrack-max-per-core", "0",
+			"--metrics-bind-address", "0.0.0.0:10249", "--healthz-bind-address", "0.0.0.0:10256")...)
+		cmd.Stdout, cmd.Stderr = log, log
+		if err := cmd.Start(); err != nil {
 			return err
 		}
-		running = append(running, p)
-		go func() {
-			<-p.done
-			cancel(fmt.Errorf("%s ended on %s (see %s): %w", o.proxy, nodeName(n), log.Name(), p.err))
-		}()
+		running.Go(func() {
+			err := cmd.Wait()
+			cancel(fmt.Errorf("%s ended on %s (see %s): %w", o.proxy, nodeName(n), log.Name(), err))
+		})
 	}
-	for n := 1; n <= s.Nodes; n++ {
-		if err := s.waitHealthy(ctx, control, nodeName(n)); err != nil {
-			return err
-		}
+	err = s.waitHealthy(ctx)
+	if err == nil {
+		err = f(ctx, s)
 	}
-	err = f(ctx, s, control)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
 	return err
 }
 
-// cleanUpAll cleans up all nodes at a time, with the nodeproxy of this tree.
-func (s settings) cleanUpAll(ctx context.Context, pid int) error {
+// cleanUp removes the rules of both proxies and all tracked connections from all nodes at a time, with the
+// nodeproxy of this tree.
+func (s settings) cleanUp(ctx context.Context) error {
 	if err := s.buildNodeproxy(ctx); err != nil {
 		return err
 	}
@@ -136,46 +101,27 @@ func (s settings) cleanUpAll(ctx context.Context, pid int) error {
 	var all sync.WaitGroup
 	for n := range s.Nodes {
 		all.Go(func() {
-			node, err := s.place(pid, nodeName(n+1))
-			if err == nil {
-				err = s.cleanUp(ctx, node)
+			// nodeproxy's first: kube-proxy fails to remove chains that rules of nodeproxy refer to.
+			cmd := s.command(ctx, nodeName(n+1), "sh", "-c", "nodeproxy run --cleanup && kube-proxy --cleanup && conntrack -F")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				cleaned[n] = fmt.Errorf("cannot clean up %s: %w: %s", nodeName(n+1), err, out)
 			}
-			cleaned[n] = err
 		})
 	}
 	all.Wait()
 	return errors.Join(cleaned...)
 }
 
-// cleanUp removes the rules of both proxies and all tracked connections from a node.
-func (s settings) cleanUp(ctx context.Context, node place) error {
-	bin := s.inside().bin
-	// nodeproxy's first: kube-proxy fails to remove chains that rules of nodeproxy refer to.
-	for _, c := range [][]string{{bin("nodeproxy"), "run", "--cleanup"}, {bin("kube-proxy"), "--cleanup"}, {"/usr/bin/env", "conntrack", "-F"}} {
-		var out bytes.Buffer
-		if err := node.run(ctx, &exec.Cmd{Path: c[0], Args: c, Env: s.inside().environment(), Stdout: &out, Stderr: &out}); err != nil {
-			return fmt.Errorf("cannot clean up %s: %s: %w: %s", node.name, strings.Join(c, " "), err, out.Bytes())
-		}
-	}
-	return nil
-}
-
 // kubectl runs kubectl in the cluster and returns its output.
-func (s settings) kubectl(ctx context.Context, control place, stdin io.Reader, args ...string) (string, error) {
-	var stdout, stderr bytes.Buffer
-	err := control.run(ctx, &exec.Cmd{
-		Path: s.inside().bin("kubectl"), Args: append([]string{"kubectl"}, args...),
-		Env: s.inside().environment(), Stdin: stdin, Stdout: &stdout, Stderr: &stderr,
-	})
-	if err != nil {
-		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return strings.TrimSpace(stdout.String()), err
+func (s settings) kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	cmd := s.command(ctx, "control", append([]string{"kubectl"}, args...)...)
+	cmd.Stdin = stdin
+	return run(cmd)
 }
 
 // authorizeNodeproxy applies nodeproxy's manifest and writes a kubeconfig with a token of the
 // manifest's ServiceAccount. nodeproxy has the rights of the manifest and no others.
-func (s settings) authorizeNodeproxy(ctx context.Context, control place) error {
+func (s settings) authorizeNodeproxy(ctx context.Context) error {
 	root, err := sourceRoot(ctx)
 	if err != nil {
 		return err
@@ -185,31 +131,32 @@ func (s settings) authorizeNodeproxy(ctx context.Context, control place) error {
 		return err
 	}
 	defer manifest.Close()
-	if _, err := s.kubectl(ctx, control, manifest, "apply", "-f", "-"); err != nil {
+	if _, err := s.kubectl(ctx, manifest, "apply", "-f", "-"); err != nil {
 		return err
 	}
-	token, err := s.kubectl(ctx, control, nil, "create", "token", "nodeproxy", "--namespace", "kube-system", "--duration", "24h")
+	token, err := s.kubectl(ctx, nil, "create", "token", "nodeproxy", "--namespace", "kube-system", "--duration", "24h")
 	if err != nil {
 		return err
 	}
 	return s.writeKubeconfig("nodeproxy", "token: "+token)
 }
 
-// waitHealthy waits until the proxy of a node is healthy. It asks through the API server,
+// waitHealthy waits until the proxies of all nodes are healthy. It asks through the API server,
 // because this process cannot reach the nodes.
-func (s settings) waitHealthy(ctx context.Context, control place, node string) error {
+func (s settings) waitHealthy(ctx context.Context) error {
 	start := time.Now()
-	for {
-		_, err := s.kubectl(ctx, control, nil, "get", "--raw", "/api/v1/nodes/http:"+node+":10256/proxy/healthz")
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
+	for n := 1; n <= s.Nodes; {
+		_, err := s.kubectl(ctx, nil, "get", "--raw", "/api/v1/nodes/http:"+nodeName(n)+":10256/proxy/healthz")
+		switch {
+		case err == nil:
+			n++
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case time.Since(start) > startTimeout:
+			return fmt.Errorf("the proxy of %s is not healthy after %s: %w", nodeName(n), startTimeout, err)
+		default:
+			time.Sleep(time.Second)
 		}
-		if time.Since(start) > startTimeout {
-			return fmt.Errorf("the proxy of %s is not healthy after %s: %w", node, startTimeout, err)
-		}
-		time.Sleep(time.Second)
 	}
+	return nil
 }

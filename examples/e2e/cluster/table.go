@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"encoding/csv"
-	"encoding/json"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -11,178 +9,111 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 )
 
-// results holds the results of a run's tests by name, without tests that the run left out.
-type results map[string]result
-
-type result struct {
-	status  string
-	seconds float64
-}
-
-// Ginkgo's names for results.
+// A result of a test is the number of seconds that it took, if it passed, or failed or skipped.
 const (
 	passedStatus  = "passed"
 	failedStatus  = "failed"
 	skippedStatus = "skipped"
 )
 
-// readResults reads the report that e2e.test left in a run's folder.
-func readResults(dir string) (results, error) {
+// column holds the results of runs by test, without tests that the runs left out.
+type column map[string]string
+
+// titleFile is the file in a run's folder with the title of its column, such as "Kubernetes v1.37.2 nodeproxy nftables".
+const titleFile = "title"
+
+// readRun reads the report that e2e.test left in a run's folder.
+func readRun(dir string) (column, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "junit*.xml"))
-	if err != nil {
-		return nil, err
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("no junit*.xml in %s", dir)
 	}
-	if len(files) == 0 {
-		return nil, fmt.Errorf("no junit*.xml in %s", dir)
-	}
-	all := results{}
+	c := column{}
 	for _, f := range files {
 		b, err := os.ReadFile(f)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = c.parse(b)
 		}
-		if err := all.parse(b); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f, err)
 		}
 	}
-	return all, nil
+	return c, err
 }
 
-func (r results) parse(junit []byte) error {
+func (c column) parse(junit []byte) error {
 	var report struct {
-		Suites []struct {
-			Cases []struct {
-				Name    string  `xml:"name,attr"`
-				Status  string  `xml:"status,attr"`
-				Seconds float64 `xml:"time,attr"`
-				Skipped *struct {
-					Message string `xml:"message,attr"`
-				} `xml:"skipped"`
-			} `xml:"testcase"`
-		} `xml:"testsuite"`
+		Cases []struct {
+			Name    string  `xml:"name,attr"`
+			Status  string  `xml:"status,attr"`
+			Seconds float64 `xml:"time,attr"`
+			Skipped struct {
+				Message string `xml:"message,attr"`
+			} `xml:"skipped"`
+		} `xml:"testsuite>testcase"`
 	}
 	if err := xml.Unmarshal(junit, &report); err != nil {
 		return err
 	}
-	for _, s := range report.Suites {
-		for _, c := range s.Cases {
-			name, ok := strings.CutPrefix(c.Name, "[It] ")
-			if !ok { // setup and teardown count only if they failed
-				if c.Status == passedStatus || c.Status == skippedStatus {
-					continue
-				}
-				name = c.Name
-			}
-			// A test that the run's expressions left out is skipped too, but without a reason.
-			if c.Status == skippedStatus && (c.Skipped == nil || strings.TrimPrefix(strings.TrimPrefix(c.Skipped.Message, "skipped"), " - ") == "") {
-				continue
-			}
-			status := c.Status
-			if status != passedStatus && status != skippedStatus {
-				status = failedStatus // such as interrupted or timed out
-			}
-			r[name] = result{status, c.Seconds}
+	for _, t := range report.Cases {
+		name, test := strings.CutPrefix(t.Name, "[It] ")
+		switch {
+		case t.Status == passedStatus && test:
+			c[name] = fmt.Sprintf("%.0f", t.Seconds)
+		case t.Status == passedStatus: // setup and teardown count only if they failed
+		case t.Status != skippedStatus:
+			c[name] = failedStatus // such as interrupted or timed out
+		case test && strings.Trim(strings.TrimPrefix(t.Skipped.Message, "skipped"), " -") != "":
+			c[name] = skippedStatus // a test that the run's expressions left out is skipped, too, but without a reason
 		}
 	}
 	return nil
 }
 
-// count returns the number of tests with each status.
-func (r results) count() map[string]int {
-	n := map[string]int{}
-	for _, t := range r {
-		n[t.status]++
+// count returns the number of tests with each status, and the names of those that failed.
+func (c column) count() (n map[string]int, failed []string) {
+	n = map[string]int{}
+	for test, result := range c {
+		switch result {
+		case failedStatus:
+			failed = append(failed, test)
+			n[result]++
+		case skippedStatus:
+			n[result]++
+		default:
+			n[passedStatus]++
+		}
 	}
-	return n
+	return n, failed
 }
 
-// sums returns the numbers of passed, failed and skipped tests.
-func (r results) sums() string {
-	n := r.count()
-	return fmt.Sprintf("%d passed, %d failed, %d skipped", n[passedStatus], n[failedStatus], n[skippedStatus])
-}
-
-// column is what the runs of one column of a table have in common.
-type column struct{ kubernetes, proxy, mode string }
-
-// String returns the column's title in a table.
-func (c column) String() string {
-	return "Kubernetes " + c.kubernetes + " " + c.proxy + " " + c.mode
-}
-
-func parseColumn(title string) (column, error) {
-	f := strings.Fields(title)
-	if len(f) != 4 || f[0] != "Kubernetes" {
-		return column{}, fmt.Errorf("column %q is not Kubernetes, a version, a proxy and a mode", title)
-	}
-	return column{f[1], f[2], f[3]}, nil
-}
-
-type columns map[column]results
+// columns holds columns by title.
+type columns map[string]column
 
 // add adds results. If a column has a test already, the later result counts, but a skipped test
 // may have run before.
-func (cs columns) add(c column, rs results) {
-	if cs[c] == nil {
-		cs[c] = results{}
+func (cs columns) add(title string, c column) {
+	if cs[title] == nil {
+		cs[title] = column{}
 	}
-	for test, r := range rs {
-		if _, ran := cs[c][test]; !ran || r.status != skippedStatus {
-			cs[c][test] = r
+	for test, result := range c {
+		if _, ran := cs[title][test]; !ran || result != skippedStatus {
+			cs[title][test] = result
 		}
 	}
 }
 
-// sorted returns the columns in the order of a table: newest Kubernetes and nodeproxy first.
-func (cs columns) sorted() []column {
-	return slices.SortedFunc(maps.Keys(cs), func(a, b column) int {
-		return cmp.Or(strings.Compare(b.kubernetes, a.kubernetes), strings.Compare(b.proxy, a.proxy), strings.Compare(b.mode, a.mode))
-	})
+// sorted returns the titles in the order of a table: newest Kubernetes and nodeproxy first.
+func (cs columns) sorted() []string {
+	titles := slices.Sorted(maps.Keys(cs))
+	slices.Reverse(titles)
+	return titles
 }
 
-// tests returns the names of all tests in order.
-func (cs columns) tests() []string {
-	tests := map[string]bool{}
-	for _, c := range cs {
-		for t := range c {
-			tests[t] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(tests))
-}
-
-// readColumns reads folders of runs, and tables that writeTable wrote.
-func readColumns(paths []string) (columns, error) {
-	cs := columns{}
-	for _, path := range paths {
-		if filepath.Ext(path) == ".csv" {
-			if err := cs.readTable(path); err != nil {
-				return nil, fmt.Errorf("%s: %w", path, err)
-			}
-			continue
-		}
-		b, err := os.ReadFile(filepath.Join(path, runFile))
-		if err != nil {
-			return nil, err
-		}
-		var r run
-		if err := json.Unmarshal(b, &r); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		rs, err := readResults(path)
-		if err != nil {
-			return nil, err
-		}
-		cs.add(column{r.Kubernetes, r.Proxy, r.Mode}, rs)
-	}
-	return cs, nil
-}
-
-// readTable adds the columns of a table. Its first line has "test" and the columns; the others
+// readTable adds the columns of a table. Its first line has "test" and the titles; the others
 // have a test and its results.
 func (cs columns) readTable(path string) error {
 	f, err := os.Open(path)
@@ -192,55 +123,50 @@ func (cs columns) readTable(path string) error {
 	defer f.Close()
 	lines, err := csv.NewReader(f).ReadAll()
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	for n, line := range lines {
-		for i, cell := range line[1:] {
-			c, err := parseColumn(lines[0][i+1])
-			if err != nil {
-				return err
+	for _, line := range lines[1:] {
+		for i, result := range line[1:] {
+			if result != "" {
+				cs.add(lines[0][i+1], column{line[0]: result})
 			}
-			if n == 0 || cell == "" {
-				continue
-			}
-			r := result{status: cell}
-			if cell != failedStatus && cell != skippedStatus {
-				r.status = passedStatus
-				if r.seconds, err = strconv.ParseFloat(cell, 64); err != nil {
-					return fmt.Errorf("%s: %w", line[0], err)
-				}
-			}
-			cs.add(c, results{line[0]: r})
 		}
 	}
 	return nil
 }
 
-// table is the command "table". It writes a line for each test, and a column for each version,
-// proxy and mode, as CSV: the seconds that the test took if it passed, or else its status.
+// table is the command "table". It writes the results of runs and of earlier tables as CSV: a line for each
+// test, and a column for each version, proxy and mode.
 func table(w io.Writer, paths []string) error {
-	cs, err := readColumns(paths)
-	if err != nil {
-		return err
+	cs, tests := columns{}, map[string]bool{}
+	for _, path := range paths {
+		if filepath.Ext(path) == ".csv" {
+			if err := cs.readTable(path); err != nil {
+				return err
+			}
+			continue
+		}
+		title, err := os.ReadFile(filepath.Join(path, titleFile))
+		if err != nil {
+			return err
+		}
+		c, err := readRun(path)
+		if err != nil {
+			return err
+		}
+		cs.add(string(title), c)
+	}
+	for _, c := range cs {
+		for test := range c {
+			tests[test] = true
+		}
 	}
 	out := csv.NewWriter(w)
-	line := []string{"test"}
-	for _, c := range cs.sorted() {
-		line = append(line, c.String())
-	}
-	out.Write(line) // Flush reports its error
-	for _, t := range cs.tests() {
-		line = append(line[:0], t)
-		for _, c := range cs.sorted() {
-			r, ok := cs[c][t]
-			switch {
-			case !ok:
-				line = append(line, "")
-			case r.status == passedStatus:
-				line = append(line, fmt.Sprintf("%.0f", r.seconds))
-			default:
-				line = append(line, r.status)
-			}
+	out.Write(append([]string{"test"}, cs.sorted()...)) // Flush reports its error
+	for _, test := range slices.Sorted(maps.Keys(tests)) {
+		line := []string{test}
+		for _, title := range cs.sorted() {
+			line = append(line, cs[title][test])
 		}
 		out.Write(line)
 	}
@@ -248,30 +174,28 @@ func table(w io.Writer, paths []string) error {
 	return out.Error()
 }
 
-// summary is the command "summary". It writes the numbers of tests in each column as Markdown,
+// summary is the command "summary". It writes the numbers of tests in each column of a table as Markdown,
 // and the tests that failed.
-func summary(w io.Writer, paths []string) error {
-	cs, err := readColumns(paths)
-	if err != nil {
+func summary(w io.Writer, path string) error {
+	cs := columns{}
+	if err := cs.readTable(path); err != nil {
 		return err
 	}
 	fmt.Fprint(w, "| Kubernetes | proxy | mode | passed | failed | skipped |\n|---|---|---|---|---|---|\n")
-	failed := map[string][]string{}
-	for _, c := range cs.sorted() {
-		n := cs[c].count()
-		fmt.Fprintf(w, "| %s | %s | %s | %d | %d | %d |\n", c.kubernetes, c.proxy, c.mode, n[passedStatus], n[failedStatus], n[skippedStatus])
-		for t, r := range cs[c] {
-			if r.status == failedStatus {
-				failed[t] = append(failed[t], c.String())
-			}
+	in := map[string][]string{} // the titles of the columns in which a test failed
+	for _, title := range cs.sorted() {
+		n, failed := cs[title].count()
+		cells := strings.ReplaceAll(strings.TrimPrefix(title, "Kubernetes "), " ", " | ")
+		fmt.Fprintf(w, "| %s | %d | %d | %d |\n", cells, n[passedStatus], n[failedStatus], n[skippedStatus])
+		for _, test := range failed {
+			in[test] = append(in[test], title)
 		}
 	}
-	if len(failed) == 0 {
-		return nil
+	if len(in) > 0 {
+		fmt.Fprint(w, "\nFailed:\n\n")
 	}
-	fmt.Fprint(w, "\nFailed:\n\n")
-	for _, t := range slices.Sorted(maps.Keys(failed)) {
-		fmt.Fprintf(w, "- %s: %s\n", strings.TrimPrefix(t, "[sig-network] "), strings.Join(failed[t], ", "))
+	for _, test := range slices.Sorted(maps.Keys(in)) {
+		fmt.Fprintf(w, "- %s: %s\n", strings.TrimPrefix(test, "[sig-network] "), strings.Join(in[test], ", "))
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
@@ -11,15 +10,11 @@ import (
 )
 
 // writeRun writes the folder of a run, with a report as upstream's e2e.test writes it.
-func writeRun(t *testing.T, r run, cases string) string {
+func writeRun(t *testing.T, title, cases string) string {
 	t.Helper()
 	dir := t.TempDir()
-	b, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, content := range map[string]string{
-		runFile:        string(b),
+		titleFile:      title,
 		"junit_01.xml": `<?xml version="1.0" encoding="UTF-8"?><testsuites><testsuite name="Kubernetes e2e suite">` + cases + `</testsuite></testsuites>`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
@@ -30,17 +25,17 @@ func writeRun(t *testing.T, r run, cases string) string {
 }
 
 func TestTableOfSeveralRuns(t *testing.T) {
-	ours := writeRun(t, run{Kubernetes: "v1.37.2", Proxy: "nodeproxy", Mode: "nftables"}, `
+	ours := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", `
 <testcase name="[SynchronizedBeforeSuite]" status="passed" time="1"></testcase>
 <testcase name="[It] [sig-network] Services should serve" status="passed" time="7.6"></testcase>
 <testcase name="[It] [sig-network] Services should fail at first" status="failed" time="3"><failure type="failed"></failure></testcase>
 <testcase name="[It] [sig-network] Services should need two zones" status="skipped" time="0.1"><skipped message="skipped - one zone"></skipped></testcase>
 <testcase name="[It] [sig-network] Services should not be in focus" status="skipped" time="0"><skipped message="skipped"></skipped></testcase>
 <testcase name="[It] [sig-network] Services should take long" status="interrupted" time="9"><error type="interrupted"></error></testcase>`)
-	again := writeRun(t, run{Kubernetes: "v1.37.2", Proxy: "nodeproxy", Mode: "nftables"}, `
+	again := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", `
 <testcase name="[It] [sig-network] Services should fail at first" status="passed" time="2.2"></testcase>
 <testcase name="[It] [sig-network] Services should serve" status="skipped" time="0.1"><skipped message="skipped - busy"></skipped></testcase>`)
-	theirs := writeRun(t, run{Kubernetes: "v1.37.2", Proxy: "kube-proxy", Mode: "nftables"}, `
+	theirs := writeRun(t, "Kubernetes v1.37.2 kube-proxy nftables", `
 <testcase name="[SynchronizedBeforeSuite]" status="failed" time="1"><failure type="failed"></failure></testcase>
 <testcase name="[It] [sig-network] Services should serve" status="failed" time="60"><failure type="failed"></failure></testcase>`)
 	var out bytes.Buffer
@@ -59,22 +54,22 @@ test,Kubernetes v1.37.2 nodeproxy nftables,Kubernetes v1.37.2 kube-proxy nftable
 		t.Errorf("the table is\n%s\nwant\n%s", got, want)
 	}
 
-	// A table is input for another one, beside runs, and for a summary.
+	// A table is input for another one, beside runs, which is input for a summary.
 	before := filepath.Join(t.TempDir(), "before.csv")
 	if err := os.WriteFile(before, out.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out.Reset()
-	if err := table(&out, []string{before}); err != nil {
-		t.Fatal(err)
-	}
-	if got := "\n" + out.String(); got != want {
-		t.Errorf("read again, the table is\n%s\nwant\n%s", got, want)
-	}
-	later := writeRun(t, run{Kubernetes: "v1.37.2", Proxy: "kube-proxy", Mode: "nftables"}, `
+	later := writeRun(t, "Kubernetes v1.37.2 kube-proxy nftables", `
 <testcase name="[It] [sig-network] Services should serve" status="passed" time="60"></testcase>`)
 	out.Reset()
-	if err := summary(&out, []string{before, later}); err != nil {
+	if err := table(&out, []string{before, later}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(before, out.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	if err := summary(&out, before); err != nil {
 		t.Fatal(err)
 	}
 	want = `
@@ -98,7 +93,7 @@ var update = flag.Bool("update", false, "rewrite the summary in README.md")
 // TestSummaryIsThatOfTheData compares the summary in README.md with testdata.
 func TestSummaryIsThatOfTheData(t *testing.T) {
 	var b strings.Builder
-	if err := summary(&b, []string{"testdata/sig-network.csv"}); err != nil {
+	if err := summary(&b, "testdata/sig-network.csv"); err != nil {
 		t.Fatal(err)
 	}
 	const page, begin, end = "../README.md", "<!-- made by cluster -->\n", "<!-- end -->\n"
@@ -121,39 +116,11 @@ func TestSummaryIsThatOfTheData(t *testing.T) {
 }
 
 func TestTableNeedsAReport(t *testing.T) {
-	dir := writeRun(t, run{Kubernetes: "v1.37.2", Proxy: "nodeproxy", Mode: "nftables"}, "")
+	dir := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", "")
 	if err := os.Remove(filepath.Join(dir, "junit_01.xml")); err != nil {
 		t.Fatal(err)
 	}
 	if err := table(&bytes.Buffer{}, []string{dir}); err == nil || !strings.Contains(err.Error(), "no junit*.xml") {
 		t.Errorf("error %v, want one that names the missing report", err)
-	}
-}
-
-func TestProgressHasALineForEachTest(t *testing.T) {
-	const output = `
-Running Suite: Kubernetes e2e suite - /mnt
-------------------------------
-• [5.123 seconds]
-[sig-network] Services should serve [Conformance] [sig-network, Conformance]
-k8s.io/kubernetes/test/e2e/network/service.go:100
-
-  Captured StdOut/StdErr Output >>
-------------------------------
-S [SKIPPED] [0.100 seconds]
-[sig-network] Services should need two zones
-------------------------------
-• [FAILED] [61.000 seconds]
-[sig-network] Services [It] should fail
-`
-	var out bytes.Buffer
-	printProgress(&out, strings.NewReader(output))
-	want := `
-   1 ok        5.123s [sig-network] Services should serve [Conformance]
-   2 skipped   0.100s [sig-network] Services should need two zones
-   3 failed   61.000s [sig-network] Services [It] should fail
-`
-	if got := "\n" + out.String(); got != want {
-		t.Errorf("progress is\n%s\nwant\n%s", got, want)
 	}
 }

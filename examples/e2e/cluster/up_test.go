@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,37 +18,28 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if role, ok := strings.CutPrefix(os.Args[0], rolePrefix); ok {
-		roles["enters"] = enters
-		if err := roles[role](); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if pid, ok := strings.CutPrefix(os.Args[0], "enter "); ok {
+		enter(pid)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// enters is a role of tests. It runs a shell with a child in the namespaces of a "cluster", as
-// command "test" runs Ginkgo. Its argument is the PID of the cluster's process 1.
-func enters() error {
-	p := place{name: "cluster", proc: "/proc/" + os.Args[1]}
-	proc, err := p.start(&exec.Cmd{
-		Path: "/proc/self/exe", Stdout: os.Stdout, Stderr: os.Stderr,
-		Args: []string{rolePrefix + "bounded", "/bin/sh", "-c", "hostname; sleep 1000 & wait"},
-	})
-	if err != nil {
-		return err
+// enter runs a shell with a child in the namespaces of a "cluster", as command "test" runs Ginkgo. pid is
+// the cluster's process 1.
+func enter(pid string) {
+	first, _ := strconv.Atoi(pid)
+	cmd := settings{Control: first}.command(context.Background(), "control", "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "hostname; sleep 1000 & wait")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
-	<-proc.done
-	return proc.err
 }
 
 // A killed command "test" must leave neither tests nor a test's processes running.
 func TestKilledStarterEndsItsCommands(t *testing.T) {
 	first := newNamespaces(t)
-	cmd := inRole("enters", strconv.Itoa(first))
-	cmd.Stderr = os.Stderr
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"enter " + strconv.Itoa(first)}, Stderr: os.Stderr}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -59,17 +51,18 @@ func TestKilledStarterEndsItsCommands(t *testing.T) {
 	if err != nil || line != "inside\n" {
 		t.Fatalf("the host's name is %q, error %v; want %q", line, err, "inside")
 	}
-	bounded := child(t, cmd.Process.Pid)
-	shell := child(t, bounded)
-	sleep := child(t, shell)
+	var pids []int
+	for pid := cmd.Process.Pid; len(pids) < 4; pids = append(pids, pid) {
+		pid = child(t, pid) // nsenter, unshare, sh, sleep
+	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	cmd.Wait()
-	for name, pid := range map[string]int{"bounded": bounded, "sh": shell, "sleep": sleep} {
+	for i, pid := range pids {
 		for deadline := time.Now().Add(10 * time.Second); alive(pid); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("%s outlives its starter", name)
+				t.Fatalf("process %d of nsenter, unshare, sh and sleep outlives its starter", i)
 			}
 		}
 	}
