@@ -282,7 +282,7 @@ func (c *Conn) Commit(b *Batch) error {
 			case err == nil && m.Seq == last:
 				acked = true
 			case err != nil && failed == nil:
-				if failed = refusalOf(err); failed != nil {
+				if errors.As(err, &failed) {
 					failed.What = b.what(m.Seq)
 				}
 			}
@@ -292,12 +292,4 @@ func (c *Conn) Commit(b *Batch) error {
 			return nil
 		}
 	}
-}
-
-func refusalOf(err error) *Error {
-	var refusal *Error
-	if !errors.As(err, &refusal) {
-		return nil
-	}
-	return refusal
 }

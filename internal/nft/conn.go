@@ -82,11 +82,8 @@ func (c *Conn) refusal(err error) error {
 func (c *Conn) Generation() (uint32, error) {
 	var gen uint32
 	err := c.Get(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, false, nil, func(attrs []byte) error {
-		for typ, data := range nfnl.Attributes(attrs) {
-			if typ == unix.NFTA_GEN_ID {
-				gen = nfnl.Uint32(data)
-			}
-		}
+		a := parse(attrs)
+		gen = a.number(unix.NFTA_GEN_ID)
 		return nil
 	})
 	return gen, err
