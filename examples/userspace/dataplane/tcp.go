@@ -88,14 +88,19 @@ func (b *Backend) serve(c *conn, bi *binding) {
 	}()
 	defer context.AfterFunc(c.ctx, func() { c.close(true) })()
 
-	e := b.connect(c, bi)
-	if e == nil {
+	e, server := b.connect(c.ctx, bi, c.from)
+	if e == nil || !c.join(server) {
+		if e != nil { // the connection was cut during the dial
+			server.Close()
+			e.leave()
+		}
 		c.close(true)
 		if c.ctx.Err() == nil {
 			b.config.Refused(v1.ProtocolTCP, bi.at)
 		}
 		return
 	}
+	e.service.made.Add(1)
 	defer e.leave()
 	defer context.AfterFunc(e.drained, c.cut)()
 	var wg sync.WaitGroup
@@ -104,9 +109,8 @@ func (b *Backend) serve(c *conn, bi *binding) {
 	wg.Wait()
 }
 
-// connect dials endpoints until one answers, and enters the connection there. It returns nil
-// if no endpoint answers.
-func (b *Backend) connect(c *conn, bi *binding) *endpoint {
+// connect dials endpoints for a client until one answers, and enters there. It returns nil if no endpoint answers.
+func (b *Backend) connect(ctx context.Context, bi *binding, from netip.AddrPort) (*endpoint, net.Conn) {
 	var tried []netip.AddrPort
 	for range attempts {
 		// The rule may have changed during a failed dial, which can take seconds.
@@ -115,30 +119,27 @@ func (b *Backend) connect(c *conn, bi *binding) *endpoint {
 			break
 		}
 		s := r.service
-		ep := s.pick(r.target(c.from.Addr(), bi.at.Addr()), c.from, tried)
+		ep := s.pick(r.target(from.Addr(), bi.at.Addr()), from, tried)
 		if ep == nil { // even if the connection must be refused or dropped
 			break
 		}
 		e := s.enter(ep.Addr)
-		server, err := b.dial(c.ctx, s, ep.Addr)
-		removed := e.drained.Err() != nil // during the dial
-		if err == nil && !removed && c.join(server) {
-			s.made.Add(1)
-			return e
+		server, err := b.dial(ctx, s, ep.Addr)
+		if err == nil && e.drained.Err() == nil {
+			return e, server
 		}
 		e.leave()
-		if err == nil {
+		if err == nil { // the endpoint was removed during the dial
 			server.Close()
+			continue
 		}
-		if c.ctx.Err() != nil {
+		if ctx.Err() != nil {
 			break
 		}
-		if err != nil {
-			tried = append(tried, ep.Addr)
-			b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
-		}
+		tried = append(tried, ep.Addr)
+		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
 	}
-	return nil
+	return nil, nil
 }
 
 // errOwnSocket is the error of an endpoint that leads back to this process.

@@ -118,37 +118,25 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 	if s != nil {
 		s.replace()
 	}
-	return u.open(client, r)
+	return u.open(client)
 }
 
-func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
+func (u *udpSocket) open(client netip.AddrPort) *session {
 	b := u.backend
-	from := netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
-	t := r.target(from.Addr(), u.binding.at.Addr())
-	var tried []netip.AddrPort
-	for len(tried) < attempts {
-		ep := r.service.pick(t, from, tried)
-		if ep == nil {
-			return nil
-		}
-		c, err := b.dial(b.ctx, r.service, ep.Addr)
-		if err != nil { // no route, or too many open files
-			b.config.Log.Debug("cannot reach endpoint", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
-			tried = append(tried, ep.Addr)
-			continue
-		}
-		s := &session{socket: u, client: client, conn: c, endpoint: r.service.enter(ep.Addr), service: r.service, checked: r.service.now.Load()}
-		s.used()
-		if !b.sessions.add(s) {
-			s.endpoint.leave()
-			c.Close()
-			return nil
-		}
-		r.service.made.Add(1)
-		b.running.Go(s.answer)
-		return s
+	e, c := b.connect(b.ctx, u.binding, netip.AddrPortFrom(client.Addr().Unmap(), client.Port()))
+	if e == nil {
+		return nil
 	}
-	return nil
+	s := &session{socket: u, client: client, conn: c, endpoint: e, service: e.service}
+	s.used()
+	if !b.sessions.add(s) {
+		e.leave()
+		c.Close()
+		return nil
+	}
+	e.service.made.Add(1)
+	b.running.Go(s.answer)
+	return s
 }
 
 // session forwards the datagrams between one client and one endpoint.
