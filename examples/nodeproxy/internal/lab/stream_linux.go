@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/internal/testing/stall"
 )
 
 // Tally counts the answers of each server, and collects the sources that it saw.
@@ -21,29 +20,39 @@ type Tally struct {
 	Errs    []error
 }
 
-func newTally() *Tally {
-	return &Tally{Answers: map[string]int{}, Sources: map[string]map[string]bool{}}
+// result is what became of a connection.
+type result struct {
+	began        time.Time
+	name, source string
+	err          error
 }
 
-func (y *Tally) add(name, source string, err error) {
-	if err != nil {
-		y.Errs = append(y.Errs, err)
-		return
+func tally(results []result) *Tally {
+	y := &Tally{Answers: map[string]int{}, Sources: map[string]map[string]bool{}}
+	for _, r := range results {
+		if r.err != nil {
+			y.Errs = append(y.Errs, r.err)
+			continue
+		}
+		y.Answers[r.name]++
+		if y.Sources[r.name] == nil {
+			y.Sources[r.name] = map[string]bool{}
+		}
+		y.Sources[r.name][r.source] = true
 	}
-	y.Answers[name]++
-	if y.Sources[name] == nil {
-		y.Sources[name] = map[string]bool{}
-	}
-	y.Sources[name][source] = true
+	return y
 }
 
 // Visits makes n connections, or fewer if connections fail.
 func Visits(h *netlab.Host, from, to string, n int) *Tally {
-	y := newTally()
-	for i := 0; i < n && len(y.Errs) == 0; i++ {
-		y.add(Visit(h, from, to))
+	var all []result
+	for range n {
+		name, source, err := Visit(h, from, to)
+		if all = append(all, result{time.Time{}, name, source, err}); err != nil {
+			break
+		}
 	}
-	return y
+	return tally(all)
 }
 
 // Answered reports whether there was no error and exactly these servers answered.
@@ -82,19 +91,13 @@ func (y *Tally) SourceList() string {
 
 // Stream opens connections from two hosts until it is stopped.
 type Stream struct {
-	mu    sync.Mutex
-	moved *sync.Cond
-	// all counts every connection, and since the connections that began after the last
-	// call of next.
-	all, since *Tally
-	round, n   int
-	quit       bool
-	Visit      func(h *netlab.Host, from, to string) (name, source string, err error)
+	Visit func(h *netlab.Host, from, to string) (name, source string, err error)
 	// Pause is the time between two connections of a host.
 	Pause time.Duration
-	// Stalls, if not nil, excuses connections that fail while the machine stands still.
-	Stalls  *stall.Detector
-	excused int
+
+	mu      sync.Mutex
+	results []result // of all connections that ended
+	quit    bool
 	wg      sync.WaitGroup
 }
 
@@ -103,71 +106,42 @@ func NewStream(a *netlab.Host, toA string, b *netlab.Host, toB string) *Stream {
 }
 
 func StartStream(s *Stream, a *netlab.Host, toA string, b *netlab.Host, toB string) *Stream {
-	s.all, s.since = newTally(), newTally()
-	s.moved = sync.NewCond(&s.mu)
 	s.wg.Go(func() { s.loop(a, toA) })
 	s.wg.Go(func() { s.loop(b, toB) })
 	return s
 }
 
 func (s *Stream) loop(h *netlab.Host, to string) {
-	for {
+	for quit := false; !quit; time.Sleep(s.Pause) {
+		r := result{began: time.Now()}
+		r.name, r.source, r.err = s.Visit(h, "", to)
 		s.mu.Lock()
-		round, quit := s.round, s.quit
-		s.mu.Unlock()
-		if quit {
-			return
-		}
-		time.Sleep(s.Pause)
-		begin := time.Now()
-		name, source, err := s.Visit(h, "", to)
-		excuse := err != nil && s.Stalls != nil && s.Stalls.Since(begin)
-		s.mu.Lock()
-		if excuse {
-			s.excused++
-			s.mu.Unlock()
-			continue
-		}
-		s.all.add(name, source, err)
-		if round == s.round {
-			s.since.add(name, source, err)
-			s.n++
-		}
-		s.moved.Broadcast()
+		s.results = append(s.results, r)
+		quit = s.quit
 		s.mu.Unlock()
 	}
+}
+
+// since returns the results behind the first n.
+func (s *Stream) since(n int) []result {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.results[n:]
 }
 
 // Next returns the results of n connections that begin after the call.
 func (s *Stream) Next(n int) *Tally {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.round++
-	s.since, s.n = newTally(), 0
-	for s.n < n {
-		s.moved.Wait()
+	before, now := len(s.since(0)), time.Now()
+	for ; ; time.Sleep(time.Millisecond) {
+		later := slices.DeleteFunc(slices.Clone(s.since(before)), func(r result) bool { return r.began.Before(now) })
+		if len(later) >= n {
+			return tally(later)
+		}
 	}
-	s.round++ // ends the tally that is returned
-	done := s.since
-	s.since = newTally()
-	return done
 }
 
-// TakeErrs returns the errors of all connections since the last call.
-func (s *Stream) TakeErrs() []error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	errs := s.all.Errs
-	s.all.Errs = nil
-	return errs
-}
-
-// Excused returns the number of failed connections that were excused.
-func (s *Stream) Excused() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.excused
-}
+// Errs returns the errors of all connections so far.
+func (s *Stream) Errs() []error { return tally(s.since(0)).Errs }
 
 // Stop ends the stream and returns the results of all connections.
 func (s *Stream) Stop() *Tally {
@@ -175,7 +149,7 @@ func (s *Stream) Stop() *Tally {
 	s.quit = true
 	s.mu.Unlock()
 	s.wg.Wait()
-	return s.all
+	return tally(s.results)
 }
 
 func IsTimeout(err error) bool {

@@ -54,7 +54,7 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 func held(t *testing.T, s *lab.Stream, when string) {
 	t.Helper()
 	s.Next(20)
-	if errs := s.TakeErrs(); len(errs) != 0 {
+	if errs := s.Errs(); len(errs) != 0 {
 		t.Errorf("%s: %d connections failed, first: %v", when, len(errs), errs[0])
 	}
 }
