@@ -79,13 +79,8 @@ func Configure(flags *config.Flags, n int) (*config.Config, error) {
 	return c, nil
 }
 
-// LoggedError is an error that is in the log already.
-type LoggedError struct{ Err error }
-
-func (e LoggedError) Error() string { return e.Err.Error() }
-
-// Unwrap returns Err.
-func (e LoggedError) Unwrap() error { return e.Err }
+// ErrLogged is wrapped by errors that are in the log already.
+var ErrLogged = errors.New("logged")
 
 // StatusError is the exit status of a verb that has printed what failed. 0 is no error.
 type StatusError int
@@ -100,25 +95,10 @@ func Version() string {
 	return "(devel)"
 }
 
-// VersionLine returns the output of the verb version: the version, the commit if the program was
-// built from a repository, and the release of Kubernetes whose kube-proxy it follows.
+// VersionLine returns the output of the verb version: the version, which names the commit if the program was built
+// from a repository, and the release of Kubernetes whose kube-proxy it follows.
 func VersionLine() string {
-	line := "nodeproxy " + Version()
-	commit, modified := "", ""
-	if i, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range i.Settings {
-			switch {
-			case s.Key == "vcs.revision":
-				commit = s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				modified = ", modified"
-			}
-		}
-	}
-	if commit != "" {
-		line += ", commit " + commit + modified
-	}
-	return fmt.Sprintf("%s, follows Kubernetes %s, %s %s/%s", line, config.Kubernetes, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("nodeproxy %s, follows Kubernetes %s, %s %s/%s", Version(), config.Kubernetes, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // Program holds what the verbs share.

@@ -262,9 +262,6 @@ func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
 	return fmt.Sprintf(", weight %d (%.3g %%)", e.Weight, 100*float64(e.Weight)/float64(sum))
 }
 
-// target returns the frontend's target for the packet.
-func (q question) target() ruleset.Target { return q.verdict.Frontend.TargetFor(q.internal) }
-
 // writeHash writes, for a Service that chooses endpoints by a hash, each endpoint's share of
 // the hash table, and the endpoint of the source. The table and the hash depend on the mode.
 func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, seed uint64) {
@@ -272,7 +269,8 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	if v.Action != ruleset.ActionForward || v.Port.Hash() == tracker.HashNone {
 		return
 	}
-	table, pool := v.Port.Maglev(q.target(), seed), v.Port.Pool(q.target())
+	target := v.Frontend.TargetFor(q.internal)
+	table, pool := v.Port.Maglev(target, seed), v.Port.Pool(target)
 	what := "source address"
 	if v.Hash == tracker.HashSourcePort {
 		what += " and port"
@@ -297,12 +295,13 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	if v.Affinity != 0 {
 		unless = ", unless client affinity holds another endpoint"
 	}
-	switch {
-	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
+	if v.Hash == tracker.HashSourcePort && source.Port() == 0 {
 		printLine(out, "hash: add a port to see the endpoint of the source: --from %v", netip.AddrPortFrom(source.Addr(), 40000))
-	case v.Hash == tracker.HashSourcePort:
-		printLine(out, "hash: %v goes to %v%s", source, pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
-	default:
-		printLine(out, "hash: %v goes to %v%s", source.Addr(), pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
+		return
 	}
+	from := source.Addr().String()
+	if v.Hash == tracker.HashSourcePort {
+		from = source.String()
+	}
+	printLine(out, "hash: %s goes to %v%s", from, pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -92,6 +91,9 @@ const (
 	// seenReply is IPS_SEEN_REPLY (include/uapi/linux/netfilter/nf_conntrack_common.h).
 	seenReply = 1 << 1
 
+	// loopback is the index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
+	loopback = 1
+
 	// idle is how long to wait for a packet's next message.
 	idle = time.Second
 )
@@ -105,33 +107,21 @@ type follower struct {
 	table       string         // which marks the packets; "" if connection tracking alone shows connections
 	owner       *nft.Conn      // of the table
 	messages    *netlink.Conn
-	loopback    uint32
 	packets     map[uint32]*connection         // whose outcome is open, by ID
 	connections map[netip.AddrPort]*connection // by source
 	done        []*connection                  // whose outcome is known, until the caller takes them
 	overrun     bool                           // the kernel dropped messages
 }
 
-// follow returns a follower of connections. The error wraps [os.ErrPermission] without CAP_NET_ADMIN in the network
-// namespace, and [errors.ErrUnsupported] if the kernel lacks what is needed.
-func follow(packet ruleset.Packet, from netip.AddrPort, by string) (_ *follower, err error) {
+// follow returns a follower of connections, with its own table if marks is set. The error wraps [os.ErrPermission] without
+// CAP_NET_ADMIN in the network namespace.
+func follow(packet ruleset.Packet, from netip.AddrPort, marks bool) (_ *follower, err error) {
 	f := &follower{packet: packet, from: from, packets: map[uint32]*connection{}, connections: map[netip.AddrPort]*connection{}}
 	defer func() {
 		if err != nil {
 			f.close()
-			for _, e := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL, unix.ENOENT} {
-				if errors.Is(err, e) {
-					err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
-					return
-				}
-			}
 		}
 	}()
-	lo, err := net.InterfaceByName("lo")
-	if err != nil {
-		return nil, err
-	}
-	f.loopback = uint32(lo.Index)
 	if f.messages, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
@@ -142,7 +132,7 @@ func follow(packet ruleset.Packet, from netip.AddrPort, by string) (_ *follower,
 	}
 	// If this fails, the default buffer is enough for a few packets.
 	_ = f.messages.SetReadBuffer(receiveBuffer)
-	if by != byNFTrace {
+	if !marks {
 		return f, nil
 	}
 	f.table = fmt.Sprintf("proxier-trace-%d", os.Getpid())
@@ -346,7 +336,7 @@ func (f *follower) step(m message, now time.Time) {
 	switch {
 	case own && headers && m.chain == chainPostrouting:
 		c.out = int(m.out)
-		if c.looping = m.out == f.loopback; !c.looping {
+		if c.looping = m.out == loopback; !c.looping {
 			f.finish(c, sent)
 		}
 	case own && headers && m.chain == chainInput:
@@ -367,7 +357,7 @@ func (f *follower) step(m message, now time.Time) {
 // or nil. Some kernels give the packet a new ID.
 func (f *follower) looped(m message) *connection {
 	for _, c := range f.packets {
-		if c.looping && m.in == f.loopback && c.lastFrom == m.from && c.lastTo == m.to {
+		if c.looping && m.in == loopback && c.lastFrom == m.from && c.lastTo == m.to {
 			delete(f.packets, c.id)
 			c.id = m.id
 			f.packets[c.id] = c

@@ -21,7 +21,7 @@ func TestTraceWithManyOpenFiles(t *testing.T) {
 	to := netip.MustParseAddrPort("127.0.0.1:9")
 	var f *follower
 	must.Do(t, node.Do(func() (err error) {
-		f, err = follow(ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, netip.AddrPort{}, byNFTrace)
+		f, err = follow(ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, netip.AddrPort{}, true)
 		return err
 	}))
 	defer f.close()

@@ -59,19 +59,21 @@ func those(all []finding, f func(finding) bool) []finding {
 	return slices.DeleteFunc(slices.Clone(all), func(x finding) bool { return !f(x) })
 }
 
-// maxFindings is the number of findings that are printed of one object.
-const maxFindings = 8
-
-// joined returns findings as one text.
+// joined returns the first findings as one text.
 func joined(all []finding) string {
 	var out []string
-	for _, f := range all[:min(len(all), maxFindings)] {
+	for _, f := range all {
 		out = append(out, f.String())
 	}
-	if n := len(all) - maxFindings; n > 0 {
-		out = append(out, fmt.Sprintf("and %d more", n))
+	return strings.Join(few(out, 8), "; ")
+}
+
+// few returns the first texts of a list, and how many more there are.
+func few(list []string, most int) []string {
+	if n := len(list) - most; n > 0 {
+		return append(list[:most:most], fmt.Sprintf("and %d more", n))
 	}
-	return strings.Join(out, "; ")
+	return list
 }
 
 // whyEmpty returns why no endpoint of a Service port gets connections in an address family, and the
@@ -268,15 +270,10 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 			lines = append(lines, fmt.Sprintf("manifests: %v", p))
 		}
 	}
-	for _, line := range lines[:min(len(lines), maxLines)] {
+	for _, line := range few(lines, 20) {
 		printLine(out, "%s", line)
 	}
-	if n := len(lines) - maxLines; n > 0 {
-		printLine(out, "and %d more such lines", n)
-	}
 }
-
-const maxLines = 20
 
 // explainAll prints each Service port that cannot work or is incomplete, each frontend that a
 // Service port asks for and another Service owns, and what else is left out of objects that ask for

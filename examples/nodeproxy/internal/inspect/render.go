@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -146,13 +145,10 @@ func names(families []tracker.Family) string {
 	return strings.Join(out, " and ")
 }
 
-// maxNamed is how many Service ports a comment names.
-const maxNamed = 20
-
 // changedPorts names the Service ports that differ.
 func changedPorts(d *ruleset.Delta) string {
 	var names []string
-	for _, c := range d.Changes[:min(len(d.Changes), maxNamed)] {
+	for _, c := range d.Changes {
 		sign := "~"
 		switch {
 		case c.Old == nil:
@@ -162,10 +158,7 @@ func changedPorts(d *ruleset.Delta) string {
 		}
 		names = append(names, sign+c.Key.String())
 	}
-	if n := len(d.Changes) - maxNamed; n > 0 {
-		names = append(names, fmt.Sprintf("and %d more", n))
-	}
-	return strings.Join(names, " ")
+	return strings.Join(few(names, 20), " ")
 }
 
 // print writes rules, and logs the Services that have none.

@@ -56,30 +56,23 @@ var (
 	errUnanswered    = errors.New("connections were forwarded and not answered")
 )
 
-type traceOptions struct {
-	from, by string
-	must     bool
-	long     time.Duration
-	count    int
-}
-
 // TraceCommand returns the verb trace.
 func TraceCommand(p *cli.Program) *cobra.Command {
 	c := &cobra.Command{Use: traceUse, Short: traceShort, Long: traceLong}
-	var o traceOptions
+	t := &tracing{endpoints: map[netip.AddrPort][]*connection{}, actions: map[ruleset.Action]int{}}
 	flags := p.AddFlags(c)
-	flags.StringVar(&o.from, "from", "", "follow only connections from this `address`, optionally with a port (ADDR:PORT)")
-	flags.DurationVar(&o.long, "for", 10*time.Second, "how long to follow connections")
-	flags.IntVar(&o.count, "count", 0, "end after this number of connections; 0 means no limit")
-	flags.BoolVar(&o.must, "must", true, "compare with what the objects require; --must=false needs no objects")
-	flags.StringVar(&o.by, "by", byNFTrace, "how to follow connections: by nftrace or conntrack")
+	flags.StringVar(&t.from, "from", "", "follow only connections from this `address`, optionally with a port (ADDR:PORT)")
+	flags.DurationVar(&t.long, "for", 10*time.Second, "how long to follow connections")
+	flags.IntVar(&t.count, "count", 0, "end after this number of connections; 0 means no limit")
+	flags.BoolVar(&t.must, "must", true, "compare with what the objects require; --must=false needs no objects")
+	flags.StringVar(&t.by, "by", byNFTrace, "how to follow connections: by nftrace or conntrack")
 	cli.Complete(c, "by", byNFTrace, byConntrack)
-	c.RunE = func(c *cobra.Command, _ []string) error { return trace(c.Context(), p, flags, o) }
+	c.RunE = func(c *cobra.Command, _ []string) error { return t.trace(c.Context(), p, flags) }
 	return c
 }
 
 // trace runs the verb trace.
-func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOptions) error {
+func (t *tracing) trace(ctx context.Context, p *cli.Program, flags *config.Flags) error {
 	cfg, log, packet, err := packetArgs(p, flags, false)
 	if err != nil {
 		return err
@@ -89,19 +82,19 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	}
 	packet.To = netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port())
 	var from netip.AddrPort
-	if o.from != "" {
-		if from, err = parseSource(o.from, packet.To.Addr()); err != nil {
+	if t.from != "" {
+		if from, err = parseSource(t.from, packet.To.Addr()); err != nil {
 			return err
 		}
 	}
-	if o.long <= 0 || o.count < 0 {
-		return cli.Bad("--for %v --count %d: --for must be positive, and --count must not be negative", o.long, o.count)
+	if t.long <= 0 || t.count < 0 {
+		return cli.Bad("--for %v --count %d: --for must be positive, and --count must not be negative", t.long, t.count)
 	}
-	if o.by != byNFTrace && o.by != byConntrack {
-		return cli.Bad("--by %q is neither nftrace nor conntrack", o.by)
+	if t.by != byNFTrace && t.by != byConntrack {
+		return cli.Bad("--by %q is neither nftrace nor conntrack", t.by)
 	}
-	t := &tracing{out: p.Out, mode: cfg.Mode, packet: packet, most: o.count, endpoints: map[netip.AddrPort][]*connection{}, actions: map[ruleset.Action]int{}}
-	if o.must {
+	t.out, t.mode, t.packet = p.Out, cfg.Mode, packet
+	if t.must {
 		if t.live, err = objects.Watch(ctx, cfg, log); err != nil {
 			return err
 		}
@@ -111,20 +104,20 @@ func trace(ctx context.Context, p *cli.Program, flags *config.Flags, o traceOpti
 	if t.packet.NodeAddresses, err = localAddresses(); err != nil {
 		return err
 	}
-	f, err := follow(packet, from, o.by)
-	if o.by == byNFTrace && errors.Is(err, errors.ErrUnsupported) {
-		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
-		f, err = follow(packet, from, byConntrack)
-	}
+	f, err := follow(packet, from, t.by == byNFTrace)
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w; trace needs CAP_NET_ADMIN in this network namespace: run it as root", err)
+	}
+	if err != nil && t.by == byNFTrace {
+		fmt.Fprintf(p.Diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
+		f, err = follow(packet, from, false)
 	}
 	if err != nil {
 		return err
 	}
 	defer f.close()
-	printLine(p.Out, "following connections to %v/%s for %v", packet.To, packet.Protocol, o.long)
-	return t.run(ctx, f, o.long)
+	printLine(p.Out, "following connections to %v/%s for %v", packet.To, packet.Protocol, t.long)
+	return t.run(ctx, f)
 }
 
 // localAddresses returns all of the node's own addresses.
@@ -145,10 +138,14 @@ func localAddresses() (out []netip.Addr, err error) {
 }
 
 type tracing struct {
+	from, by string // the flags
+	must     bool
+	long     time.Duration
+	count    int
+
 	out    io.Writer
 	mode   string
 	packet ruleset.Packet // the destination, with the node's addresses
-	most   int            // the number of connections after which trace ends, or 0
 	live   *objects.Live  // nil if nothing is compared
 	// moments are the snapshots of the last seconds, the newest last.
 	moments []moment
@@ -176,8 +173,8 @@ const (
 )
 
 // run prints connections for a time, and then the summary.
-func (t *tracing) run(ctx context.Context, f *follower, long time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, long)
+func (t *tracing) run(ctx context.Context, f *follower) error {
+	ctx, cancel := context.WithTimeout(ctx, t.long)
 	defer cancel()
 	for ctx.Err() == nil && !t.full() {
 		if err := f.receive(); err != nil {
@@ -200,7 +197,7 @@ func (t *tracing) run(ctx context.Context, f *follower, long time.Duration) erro
 }
 
 // full reports whether all connections that were asked for are printed.
-func (t *tracing) full() bool { return t.most != 0 && t.seen >= t.most }
+func (t *tracing) full() bool { return t.count != 0 && t.seen >= t.count }
 
 // print prints connections in their order. One that differs from the objects waits for the next change of the objects.
 func (t *tracing) print(done []*connection) {

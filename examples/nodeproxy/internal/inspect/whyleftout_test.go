@@ -288,7 +288,7 @@ func TestExplainIsBounded(t *testing.T) {
 		w.service.Spec.ExternalIPs = append(w.service.Spec.ExternalIPs, fmt.Sprint("x", i))
 	}
 	one, all := w.explain(t, "10.96.0.1:80")
-	if n := strings.Count(one, "\n"); n > 30 || !strings.Contains(one, "and 880 more such lines\n") {
+	if n := strings.Count(one, "\n"); n > 30 || !strings.Contains(one, "and 880 more\n") {
 		t.Errorf("explain prints %d lines:\n%s", n, one)
 	}
 	if len(all) > 2000 || !strings.Contains(all, "; and 892 more\n") {

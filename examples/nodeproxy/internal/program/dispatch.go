@@ -88,7 +88,7 @@ func Dispatch(ctx context.Context, p *cli.Program, args []string) int {
 		cli.WriteHelp(p.Diag, root)
 		return 2
 	}
-	if !errors.As(err, new(cli.LoggedError)) {
+	if !errors.Is(err, cli.ErrLogged) {
 		fmt.Fprintf(cli.Lines{W: p.Diag}, "%s: %v\n", c.CommandPath(), err)
 	}
 	if errors.Is(err, cli.ErrUsage) {

@@ -66,15 +66,6 @@ func Command(p *cli.Program) *cobra.Command {
 	return c
 }
 
-// is returns the value of a flag of type bool.
-func is(c *cobra.Command, name string) bool {
-	v, err := c.Flags().GetBool(name)
-	if err != nil {
-		panic(err) // it is a flag of type bool
-	}
-	return v
-}
-
 // run runs the verb run with parsed flags.
 func run(c *cobra.Command, p *cli.Program, flags *agent.Flags) error {
 	if n := c.Flags().NArg(); n != 0 {
@@ -96,17 +87,18 @@ func run(c *cobra.Command, p *cli.Program, flags *agent.Flags) error {
 	json := effective.Logging.Format == logsapi.JSONLogFormat
 	if err = runWith(c, p, cfg, json, log); err != nil && json {
 		log.Error("nodeproxy run failed", "error", err)
-		return cli.LoggedError{Err: err}
+		return errors.Join(err, cli.ErrLogged)
 	}
 	return err
 }
 
 func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log *slog.Logger) error {
 	ctx, effective := c.Context(), cfg.Effective()
-	writeTo, cleanup, initOnly := c.Flag("write-config-to").Value.String(), is(c, "cleanup"), is(c, "init-only")
+	is := func(flag string) bool { return c.Flag(flag).Value.String() == "true" }
+	writeTo, cleanup, initOnly := c.Flag("write-config-to").Value.String(), is("cleanup"), is("init-only")
 	if writeTo == "" && !cleanup && !initOnly && p.Restrict != nil {
 		// Log after it: it may execute the program again.
-		p.Restrict(log, Needed(is(c, "socket-lb")), func(modules bool) {
+		p.Restrict(log, Needed(is("socket-lb")), func(modules bool) {
 			_ = setOOMScore(*effective.OOMScoreAdj)
 			if modules {
 				agent.LoadModules(ctx, cfg, log)
@@ -116,7 +108,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 	for _, note := range cfg.Notes() {
 		log.Warn(note)
 	}
-	if p.AsKubeProxy && is(c, "adopt-from-kube-proxy") {
+	if p.AsKubeProxy && is("adopt-from-kube-proxy") {
 		log.Warn("called as kube-proxy: --adopt-from-kube-proxy is on by default, and removes the rules that kube-proxy left")
 	}
 	switch {
