@@ -55,7 +55,7 @@ func TestLargestServiceFitsIntoMessages(t *testing.T) {
 	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+		r := newRig(t, onLinux(flavor), onlyIPv4)
 		large := func(n int) func(*v1.Service) {
 			return func(s *v1.Service) {
 				loadBalancer(s)
@@ -90,7 +90,7 @@ func TestConcurrentWritersLoseNoRule(t *testing.T) {
 	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r := newRig(t, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+		r := newRig(t, onLinux(flavor), onlyIPv4)
 		r.everyKind()
 		r.sync()
 		const writers, rules = 3, 12

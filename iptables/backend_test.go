@@ -90,20 +90,20 @@ func TestRestartWritesNothing(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor)
 		r.everyKind()
 		r.sync()
 		r.start()
-		w.calls()
+		r.node.calls()
 		r.sync()
-		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+		if calls := r.node.calls(); !slices.Equal(calls, []string{""}) {
 			t.Errorf("a restart wrote %q", calls)
 		}
 		r.verify()
-		w.calls()
+		r.node.calls()
 		r.cursor.Resync()
 		r.sync()
-		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+		if calls := r.node.calls(); !slices.Equal(calls, []string{""}) {
 			t.Errorf("a resync wrote %q", calls)
 		}
 	})
@@ -114,21 +114,21 @@ func TestOneEndpointWritesFewLines(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		for i := range 300 {
 			r.set(i, upTo(4))
 		}
 		r.set(300, upTo(500))
 		r.sync()
 		for i, most := range map[int]int{7: 14, 300: 80} {
-			w.calls()
+			r.node.calls()
 			n := 5
 			if i == 300 {
 				n = 501
 			}
 			r.tracker.SetSlice(slice(i, tracker.IPv4, upTo(n)...))
 			r.sync()
-			if calls := w.calls(); len(calls) > most || slices.Contains(calls, "iptables *filter") {
+			if calls := r.node.calls(); len(calls) > most || slices.Contains(calls, "iptables *filter") {
 				t.Errorf("%d lines for one endpoint of %d:\n%s", len(calls), n, strings.Join(calls, "\n"))
 			}
 		}
@@ -143,17 +143,17 @@ func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		for i := range 130 {
 			r.set(i, upTo(2))
 		}
 		r.sync()
-		w.calls()
+		r.node.calls()
 		for i := range 130 {
 			r.tracker.SetSlice(slice(i, tracker.IPv4, 3, 4))
 		}
 		r.sync()
-		calls, inputs := w.calls(), 0
+		calls, inputs := r.node.calls(), 0
 		for _, l := range calls {
 			if l == "iptables *nat" {
 				inputs++
@@ -172,7 +172,7 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		r.everyKind()
 		r.sync()
 		old := filepath.Join(t.TempDir(), "saved")
@@ -226,33 +226,32 @@ func TestHangingProgramIsKilled(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor)
 		r.set(0, []int{1})
 		r.sync()
-		timeout := func(d time.Duration) { r.node.timeout(d, r.backend) }
 		for i, how := range []string{"hang", "late"} {
-			w.set(how, "")
-			timeout(300 * time.Millisecond)
+			r.node.set(how, "")
+			r.node.timeout(300 * time.Millisecond)
 			r.setEndpoints(0, 1, 2+i)
 			err := r.cursor.Sync(context.Background())
 			// If the program did its work, the full sync after the failure detects that.
 			if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("%s: %v, want a deadline that passed", how, err)
 			}
-			w.set("", "")
-			timeout(time.Minute)
+			r.node.set("", "")
+			r.node.timeout(time.Minute)
 			r.sync()
 			r.verify()
 		}
 		// The context ends before the program.
-		w.set("hang", "")
+		r.node.set("hang", "")
 		ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer stop()
 		r.setEndpoints(0, 9)
 		if err := r.cursor.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
-		w.set("", "")
+		r.node.set("", "")
 		r.sync()
 		r.verify()
 	}, NFT)
@@ -263,26 +262,16 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
-		foreign := [][]string{
-			{"-t", "nat", "-N", "CNI-HOSTPORT"},
-			{"-t", "nat", "-A", "CNI-HOSTPORT", "-p", "tcp", "--dport", "99", "-j", "RETURN"},
-			{"-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT"},
-			{"-N", "KUBE-FIREWALL"},
-			{"-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP"},
-			{"-A", "INPUT", "-j", "KUBE-FIREWALL"},
-			{"-N", "KUBE-ROUTER-INPUT"},
-			{"-A", "INPUT", "-s", "10.1.2.3", "-j", "DROP"},
-			{"-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
-		}
-		for _, args := range foreign {
-			r.command(tracker.IPv4, "", args...)
-		}
+		r := newRig(t, flavor, onlyIPv4, func(c *Config) { c.LocalhostNodePorts = true })
+		r.command(tracker.IPv4, "-restore", "--noflush", r.file(
+			"*nat", ":CNI-HOSTPORT - [0:0]", "-A CNI-HOSTPORT -p tcp --dport 99 -j RETURN", "-A PREROUTING -j CNI-HOSTPORT", "COMMIT",
+			"*filter", ":KUBE-FIREWALL - [0:0]", ":KUBE-ROUTER-INPUT - [0:0]", "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
+			"-A INPUT -j KUBE-FIREWALL", "-A INPUT -s 10.1.2.3/32 -j DROP", "COMMIT",
+			"*mangle", ":KUBE-KUBELET-CANARY - [0:0]", "COMMIT"))
 		before := save(r)
 		// These chains are kube-proxy's alone.
-		r.command(tracker.IPv4, "", "-t", "mangle", "-N", "KUBE-PROXY-CANARY")
-		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
-		r.command(tracker.IPv4, "", "-A", "KUBE-SOURCE-RANGES-FIREWALL", "-j", "DROP")
+		r.command(tracker.IPv4, "-restore", "--noflush", r.file("*mangle", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT",
+			"*filter", ":KUBE-SOURCE-RANGES-FIREWALL - [0:0]", "-A KUBE-SOURCE-RANGES-FIREWALL -j DROP", "COMMIT"))
 		r.everyKind()
 		for i := range 200 {
 			r.set(100+i, []int{1})
@@ -401,24 +390,21 @@ func TestRangesOfReleaseAreReplaced(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		r.set(0, []int{1}, externalIPs, affinity(60))
 		r.sync()
 		before := r.kernel(tracker.IPv4)
-		for _, command := range []string{
-			"-t nat -N KUBE-SVC-RANGES", "-t nat -N KUBE-SVC-SINGLE", "-t nat -N KUBE-EXT-SINGLE", "-t nat -N KUBE-SVC-R-0A600000/30",
-			"-t filter -N KUBE-REFUSED-RANGES", "-t filter -N KUBE-RRNG-0A600000/30",
-			"-t nat -A KUBE-SERVICES -j KUBE-SVC-RANGES",
-			"-t nat -A KUBE-SVC-RANGES -j KUBE-SVC-SINGLE", "-t nat -A KUBE-SVC-RANGES -j KUBE-EXT-SINGLE",
-			"-t nat -A KUBE-SVC-RANGES -d 10.96.0.0/30 -j KUBE-SVC-R-0A600000/30",
-			"-t nat -A KUBE-SVC-R-0A600000/30 -d 10.96.0.1/32 -p tcp -m tcp --dport 80:9000 -j ACCEPT",
-			"-t nat -A KUBE-SVC-SINGLE -d 10.96.0.0/32 -p tcp -m tcp --dport 80 -j ACCEPT",
-			"-t filter -A KUBE-EXTERNAL-SERVICES -j KUBE-REFUSED-RANGES",
-			"-t filter -A KUBE-REFUSED-RANGES -d 10.96.0.0/30 -j KUBE-RRNG-0A600000/30",
-			"-t filter -A KUBE-RRNG-0A600000/30 -d 198.51.100.1/32 -p tcp -m tcp --dport 80:9000 -j DROP",
-		} {
-			must.Get(r.node.command(tracker.IPv4, "", strings.Fields(command)...))(t)
-		}
+		r.command(tracker.IPv4, "-restore", "--noflush", r.file(
+			"*nat", ":KUBE-SVC-RANGES - [0:0]", ":KUBE-SVC-SINGLE - [0:0]", ":KUBE-EXT-SINGLE - [0:0]", ":KUBE-SVC-R-0A600000/30 - [0:0]",
+			"-A KUBE-SERVICES -j KUBE-SVC-RANGES",
+			"-A KUBE-SVC-RANGES -j KUBE-SVC-SINGLE", "-A KUBE-SVC-RANGES -j KUBE-EXT-SINGLE",
+			"-A KUBE-SVC-RANGES -d 10.96.0.0/30 -j KUBE-SVC-R-0A600000/30",
+			"-A KUBE-SVC-R-0A600000/30 -d 10.96.0.1/32 -p tcp -m tcp --dport 80:9000 -j ACCEPT",
+			"-A KUBE-SVC-SINGLE -d 10.96.0.0/32 -p tcp -m tcp --dport 80 -j ACCEPT",
+			"COMMIT", "*filter", ":KUBE-REFUSED-RANGES - [0:0]", ":KUBE-RRNG-0A600000/30 - [0:0]",
+			"-A KUBE-EXTERNAL-SERVICES -j KUBE-REFUSED-RANGES",
+			"-A KUBE-REFUSED-RANGES -d 10.96.0.0/30 -j KUBE-RRNG-0A600000/30",
+			"-A KUBE-RRNG-0A600000/30 -d 198.51.100.1/32 -p tcp -m tcp --dport 80:9000 -j DROP", "COMMIT"))
 		if maps.EqualFunc(r.kernel(tracker.IPv4), before, slices.Equal) {
 			t.Fatal("the chains were not added")
 		}

@@ -32,7 +32,7 @@ func benchmark(b *testing.B, f func(b *testing.B, r *rig, services, endpoints in
 		for _, size := range sizes {
 			b.Run(fmt.Sprintf("flavor=%s/services=%d/endpoints=%d", flavor, size.services, size.endpoints), func(b *testing.B) {
 				needFlavor(b, flavor)
-				r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+				r := newRig(b, onLinux(flavor), onlyIPv4)
 				for i := range size.services {
 					r.tracker.SetService(benchService(i))
 					r.tracker.SetSlice(slice(i, tracker.IPv4, benchEndpoints(i, size.endpoints)...))
@@ -159,7 +159,7 @@ func BenchmarkConnections(b *testing.B) {
 				}
 				b.Run(fmt.Sprintf("flavor=%s/services=%d/%s", flavor, services, layout), func(b *testing.B) {
 					needFlavor(b, flavor)
-					r := newRig(b, onLinux(flavor), func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+					r := newRig(b, onLinux(flavor), onlyIPv4)
 					benchConnections(b, r, services, layout == "flat")
 				})
 			}

@@ -23,12 +23,12 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor)
 		r.tracker.SetService(svc(0))
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
 		r.sync()
 		must.Do(t, r.backend.Check(t.Context()))
-		w.dropPrograms()
+		r.node.set("missing", "")
 		check := func(what string, runs bool) {
 			t.Helper()
 			if err := r.backend.Check(t.Context()); (err != nil) != runs {
@@ -103,7 +103,7 @@ func TestChangeFindsRestoredTables(t *testing.T) {
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		for _, table := range []string{"filter", "nat"} {
-			r := newRig(t, flavor)
+			r := newRig(t, flavor, onlyIPv4)
 			r.set(0, []int{1, 2})
 			r.set(1, []int{3})
 			r.sync()
@@ -136,10 +136,7 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 			sizes = sizes[:1] // each rule costs several calls of programs
 		}
 		for _, services := range sizes {
-			r := newRig(t, flavor, func(c *Config) {
-				c.LocalhostNodePorts = true
-				c.Families = []tracker.Family{tracker.IPv4}
-			})
+			r := newRig(t, flavor, onlyIPv4, func(c *Config) { c.LocalhostNodePorts = true })
 			r.everyKind()
 			for i := range services {
 				r.set(100+i, []int{1}, nodePort(30100+int32(i)), externalLocal)
@@ -161,7 +158,7 @@ func TestLostRulesOfFixedChainsAreNoticed(t *testing.T) {
 			rules := 0
 			for _, c := range r.backend.families[0].model.checked() {
 				for i := range c.rules {
-					if rules++; flavor.memory || testtime.Complete() || rules%3 == 0 {
+					if rules++; flavor.memory || testtime.Complete() || rules%5 == 0 {
 						noticed(c, "-D", c.name, strconv.Itoa(i+1))
 					}
 				}
@@ -183,10 +180,10 @@ func TestRuleThatTheProgramCannotFindIsNotRepairedForEver(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor)
 		r.set(0, []int{1})
 		r.sync()
-		w.set("refuse", "C KUBE-MARK-MASQ")
+		r.node.set("refuse", "C KUBE-MARK-MASQ")
 		check := func(drifts bool) {
 			t.Helper()
 			r.backend.known = false

@@ -34,7 +34,7 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 	prefixes := []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-FW-", "KUBE-EXT-"} // in table nat
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor, func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, flavor, onlyIPv4, func(c *Config) { c.LocalhostNodePorts = true })
 		r.everyKind()
 		for i := range 120 {
 			r.set(100+i, []int{1}, nodePort(30100+int32(i)))
@@ -142,7 +142,7 @@ func TestEmptiedChainsAreNoProxy(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		for _, table := range []string{"filter", "nat"} {
-			r := newRig(t, flavor)
+			r := newRig(t, flavor, onlyIPv4)
 			foreign := func(what string, want bool) {
 				t.Helper()
 				if got, err := r.foreign(); err != nil || got != want {

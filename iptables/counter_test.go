@@ -155,7 +155,7 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 	t.Parallel()
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
-		r, w := newWatched(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
+		r := newRig(t, onLinux(flavor), func(c *Config) { c.LocalhostNodePorts = true })
 		needCounters(t, r.backend)
 		a := netip.MustParseAddrPort("192.168.9.1:8080")
 		must.Do(t, r.host().AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)))
@@ -192,9 +192,9 @@ func TestLocalhostNodePortsAreCounted(t *testing.T) {
 
 		// A restart writes nothing.
 		r.start()
-		w.calls()
+		r.node.calls()
 		r.sync()
-		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+		if calls := r.node.calls(); !slices.Equal(calls, []string{""}) {
 			t.Errorf("a restart wrote %q", calls)
 		}
 		if again := counts(t, r.backend)[LocalhostNodePorts]; again != got {
@@ -289,7 +289,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 	flavors(t, func(t *testing.T, flavor Flavor) {
 		t.Parallel()
 		var log lines
-		r, w := newWatched(t, onLinux(flavor), func(c *Config) {
+		r := newRig(t, onLinux(flavor), func(c *Config) {
 			c.LocalhostNodePorts, c.Log = true, slog.New(slog.NewTextHandler(&log, nil))
 		})
 		needCounters(t, r.backend)
@@ -309,13 +309,13 @@ func TestMissingCountersAreLogged(t *testing.T) {
 			}
 		}
 		// The program, or the kernel, has no match, in each family.
-		w.set("refuse", "nfacct")
+		r.node.set("refuse", "nfacct")
 		r.start()
 		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
 			t.Errorf("without the match: %v, error %v", c, err)
 		}
 		without("no match", 2)
-		w.set("", "")
+		r.node.set("", "")
 		r.start()
 		r.sync()
 		r.verify()

@@ -109,19 +109,19 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	needFlavor(t, NFT)
 	t.Parallel()
-	node := newWatchedNode(t, NFT, &Config{}).(*linuxNode)
+	host, dir := netlab.NewHost(t), hangingPrograms(t, NFT)
 	cmd := confine.Command("hang", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
-	cmd.Env = append(cmd.Env, scriptsEnv+"="+node.dir)
+	cmd.Env = append(cmd.Env, scriptsEnv+"="+dir)
 	ready, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	must.Do(t, node.host.Start(cmd))
+	must.Do(t, host.Start(cmd))
 	must.Get(ready.Read(make([]byte, 1)))(t)
 	// The script writes this file before it becomes the program that hangs.
 	var hung []string
 	for deadline := time.Now().Add(testtime.Timeout); len(hung) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if hung, err = filepath.Glob(filepath.Join(node.dir, "hung.*")); err != nil {
+		if hung, err = filepath.Glob(filepath.Join(dir, "hung.*")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/iptext"
@@ -25,14 +24,10 @@ type memory struct {
 	flavor Flavor
 	tables map[tracker.Family]*iptmemory.Tables
 
-	mu       sync.Mutex
+	watch
 	sysctls  map[string]string
 	readOnly bool // no sysctl can be set
 	objects  map[string]bool
-	written  []string
-	how      string // see watched.set
-	what     string
-	runs     int // calls of programs
 }
 
 func newMemory(flavor Flavor) *memory {
@@ -136,63 +131,26 @@ type memoryPrograms struct {
 	family tracker.Family
 }
 
-// programName is the name that calls have in watched.calls.
-func programName(f tracker.Family) string {
-	if f == tracker.IPv6 {
-		return "ip6tables"
-	}
-	return "iptables"
-}
-
 func (p *memoryPrograms) NFT() bool { return p.memory.flavor == NFT }
 
 func (p *memoryPrograms) Restore(ctx context.Context, input []byte, options ...string) error {
-	m := p.memory
-	m.mu.Lock()
-	m.runs++
-	how, what := m.how, m.what
-	for line := range strings.Lines(string(input)) {
-		if !strings.HasPrefix(line, "-C") && !strings.HasPrefix(line, ":") && !strings.HasPrefix(line, "COMMIT") {
-			m.written = append(m.written, programName(p.family)+" "+strings.TrimSpace(line))
-		}
-	}
-	m.mu.Unlock()
+	how, err := p.memory.restore(p.family, input)
 	killed := &CommandError{Program: "memory-restore", Status: -1, Cause: context.DeadlineExceeded}
-	switch how {
-	case "missing":
-		return os.ErrNotExist
-	case "locked":
-		return &CommandError{Program: "memory-restore", Status: 4, Cause: ErrLocked}
-	case "hang":
+	if how == "hang" {
 		return killed
-	case "late":
-		if err := p.memoryError(p.Tables.Restore(ctx, input, options...)); err != nil {
-			return err
-		}
-		return killed
-	case "refuse", "large":
-		n := 0
-		for line := range strings.Lines(string(input)) {
-			if n++; strings.Contains(line, what) {
-				e := &CommandError{Program: "memory-restore", Status: 1, Message: "Message too long"}
-				if how == "refuse" {
-					e.Message, e.Line, e.Text = fmt.Sprintf("line %d failed", n), n, strings.TrimSuffix(line, "\n")
-				}
-				return e
-			}
-		}
-	case "limit":
-		if strings.Count(string(input), "\n") > 200 {
-			return &CommandError{Program: "memory-restore", Status: 1, Message: "Message too long"}
-		}
 	}
-	return p.memoryError(p.Tables.Restore(ctx, input, options...))
+	if err == nil {
+		err = p.memoryError(p.Tables.Restore(ctx, input, options...))
+	}
+	if err == nil && how == "late" {
+		return killed
+	}
+	return err
 }
 
 // Save fails if what is "save" and the family is IPv6.
 func (p *memoryPrograms) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	p.memory.mu.Lock()
-	p.memory.runs++
 	how := p.memory.how
 	p.memory.mu.Unlock()
 	if how == "missing" || how == "save6" && p.family == tracker.IPv6 {
@@ -260,21 +218,8 @@ func (m *memory) command(f tracker.Family, suffix string, args ...string) (strin
 func (m *memory) open(Config) (kernel, error)         { return m, nil }
 func (m *memory) sysctl(name string) string           { return m.Sysctl(name) }
 func (m *memory) setSysctl(name, value string) error  { return m.SetSysctl(name, value) }
-func (m *memory) timeout(time.Duration, *Backend)     {}
-func (m *memory) dropPrograms()                       { m.set("missing", "") }
-func (m *memory) set(how, what string)                { m.mu.Lock(); m.how, m.what = how, what; m.mu.Unlock() }
+func (m *memory) timeout(time.Duration)               {}
 func (m *memory) dump(f tracker.Family) (text string) { text, _ = m.command(f, "-save"); return text }
-
-func (m *memory) calls() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := m.written
-	m.written = nil
-	if out == nil {
-		out = []string{""}
-	}
-	return out
-}
 
 // lines returns the sorted contents of a family's tables, without the canaries.
 func (m *memory) lines(f tracker.Family) (out []string) {

@@ -187,7 +187,7 @@ func TestChangesLeakNothing(t *testing.T) {
 		if !*thousands && (flavor == NFT || !testtime.Thorough()) { // takes minutes
 			cycles, services = 4, 30
 		}
-		r := newRig(t, onLinux(flavor))
+		r := newRig(t, onLinux(flavor), onlyIPv4)
 		r.set(0, []int{1, 2, 3})
 		r.sync()
 		work := func(first int) {
@@ -209,6 +209,7 @@ func TestChangesLeakNothing(t *testing.T) {
 				r.sync()
 				r.start()
 				r.sync()
+				r.node.calls() // the record of them grows
 			}
 		}
 		work(0)

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -49,7 +48,7 @@ func (f *family) probe(ctx context.Context) error {
 	if outcomeOf(err).result == refused {
 		err = &dataplane.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
 	}
-	return cmp.Or(err, f.dropProbe(ctx))
+	return err
 }
 
 func (f *family) tryKinds(ctx context.Context) error {
@@ -78,7 +77,7 @@ func (f *family) tryKinds(ctx context.Context) error {
 	return f.tryRules(ctx, chains)
 }
 
-// tryRules writes the rules of chains into one of each table that nothing leads to, by one program.
+// tryRules writes the rules of chains into one of each table that nothing leads to, and removes it, by one program.
 func (f *family) tryRules(ctx context.Context, chains []chain) error {
 	probe := [tables]chain{{table: filter, name: chainProbe}, {table: nat, name: chainProbe}}
 	for _, c := range chains {
@@ -89,17 +88,18 @@ func (f *family) tryRules(ctx context.Context, chains []chain) error {
 			probe[c.table].rules = append(probe[c.table].rules, r)
 		}
 	}
-	return f.inBoth(ctx, func(t table) *input { return newInput(t, []chain{probe[t]}, nil, nil, nil, nil) })
-}
-
-func (f *family) dropProbe(ctx context.Context) error {
-	gone := []string{chainProbe}
-	return f.inBoth(ctx, func(t table) *input { return newInput(t, nil, nil, gone, gone, nil) })
-}
-
-// inBoth applies an input for each table by one program.
-func (f *family) inBoth(ctx context.Context, of func(table) *input) error {
-	in := of(filter)
-	in.Command(strings.TrimSuffix(of(nat).String(), "\n"))
-	return f.write(ctx, in).err
+	try, drop := &input{table: filter}, &input{table: filter}
+	for _, c := range probe {
+		try.Command(strings.TrimSuffix(newInput(c.table, []chain{c}, nil, nil, nil, nil).String(), "\n"))
+	}
+	for t := range tables {
+		text := strings.TrimSuffix(newInput(t, nil, nil, []string{chainProbe}, []string{chainProbe}, nil).String(), "\n")
+		try.Command(text)
+		drop.Command(text)
+	}
+	err := f.write(ctx, try).err
+	if err != nil {
+		_ = f.write(ctx, drop) // one table may have its rules
+	}
+	return err
 }

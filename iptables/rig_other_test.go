@@ -14,8 +14,7 @@ var linuxSystems []system
 func need(testing.TB, system)       {}
 func needSecond(testing.TB, system) {}
 
-func newLinuxNode(testing.TB, Flavor, *Config) testNode   { panic("not Linux") }
-func newWatchedNode(testing.TB, Flavor, *Config) testNode { panic("not Linux") }
+func newLinuxNode(testing.TB, Flavor, *Config) testNode { panic("not Linux") }
 
 func lacks(tb testing.TB, what string) { tb.Fatalf("the kernel in memory lacks %s", what) }
 

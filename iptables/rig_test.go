@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,24 +66,75 @@ type testNode interface {
 	// sysctl and setSysctl use a sysctl as another program would.
 	sysctl(name string) string
 	setSysctl(name, value string) error
-	// timeout sets the time after which the backend's programs are killed.
-	timeout(d time.Duration, b *Backend)
+	// timeout sets the time after which programs that misbehave are killed.
+	timeout(d time.Duration)
 	// hide makes iptables-save unable to print the tables, as rules of another program do, until
 	// show is called.
 	hide() (show func())
-	watched
-}
-
-// watched records what iptables-restore is called with, and can make it misbehave. On Linux, the
-// rig must be a result of newWatched.
-type watched interface {
-	// set makes the programs misbehave: "refuse" lines that contain what, "hang", or be "late":
-	// hang after they did their work. "" makes them work again.
+	// set makes iptables-restore misbehave: "refuse" lines that contain what, be "missing", "hang", or be "late": hang
+	// after it did its work. "" makes it work again.
 	set(how, what string)
-	// dropPrograms removes the programs.
-	dropPrograms()
 	// calls returns the lines that were written since the last call.
 	calls() []string
+}
+
+// watch records what iptables-restore is called with, and can make it misbehave.
+type watch struct {
+	mu      sync.Mutex
+	written []string
+	how     string
+	what    string
+}
+
+func (w *watch) set(how, what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.how, w.what = how, what
+}
+
+func (w *watch) calls() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := w.written
+	w.written = nil
+	if out == nil {
+		out = []string{""}
+	}
+	return out
+}
+
+// restore records an input. It returns the error of one that fails, or how the program should misbehave otherwise.
+func (w *watch) restore(f tracker.Family, input []byte) (how string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for line := range strings.Lines(string(input)) {
+		if n++; w.how == "refuse" && err == nil && strings.Contains(line, w.what) {
+			err = &CommandError{
+				Program: "watched-restore", Status: 1, Message: fmt.Sprintf("line %d failed", n), Line: n, Text: strings.TrimSuffix(line, "\n"),
+			}
+		}
+		if !strings.HasPrefix(line, "-C") && !strings.HasPrefix(line, ":") && !strings.HasPrefix(line, "COMMIT") {
+			w.written = append(w.written, programName(f)+" "+strings.TrimSpace(line))
+		}
+	}
+	switch w.how {
+	case "hang", "late":
+		how = w.how
+	case "missing":
+		err = os.ErrNotExist
+	case "locked":
+		err = &CommandError{Program: "watched-restore", Status: 4, Cause: ErrLocked}
+	}
+	return how, err
+}
+
+// programName is the name of a family's program.
+func programName(f tracker.Family) string {
+	if f == tracker.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
 }
 
 // rig is a pipeline from a tracker to one kernel, which a test drives step by step.
@@ -101,18 +153,12 @@ const thisNode = backendtest.ThisNode
 
 func newRig(tb testing.TB, s system, edits ...func(*Config)) *rig {
 	tb.Helper()
-	return newRigAt(tb, s, func(c *Config) testNode {
-		if s.memory {
-			return newMemory(s.Flavor)
-		}
-		return newLinuxNode(tb, s.Flavor, c)
-	}, edits...)
-}
-
-func newRigAt(tb testing.TB, s system, makeNode func(*Config) testNode, edits ...func(*Config)) *rig {
-	tb.Helper()
 	r := &rig{TB: tb, flavor: s, config: Config{Flavor: s.Flavor}}
-	r.node = makeNode(&r.config)
+	if s.memory {
+		r.node = newMemory(s.Flavor)
+	} else {
+		r.node = newLinuxNode(tb, s.Flavor, &r.config)
+	}
 	for _, e := range edits {
 		e(&r.config)
 	}
@@ -120,21 +166,12 @@ func newRigAt(tb testing.TB, s system, makeNode func(*Config) testNode, edits ..
 	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
+	r.node.calls()
 	return r
 }
 
-// newWatched returns a rig whose programs are watched.
-func newWatched(tb testing.TB, s system, edits ...func(*Config)) (*rig, watched) {
-	tb.Helper()
-	r := newRigAt(tb, s, func(c *Config) testNode {
-		if s.memory {
-			return newMemory(s.Flavor)
-		}
-		return newWatchedNode(tb, s.Flavor, c)
-	}, edits...)
-	r.node.calls()
-	return r, r.node
-}
+// onlyIPv4 is an edit for tests that need one family.
+func onlyIPv4(c *Config) { c.Families = []tracker.Family{tracker.IPv4} }
 
 // start attaches a new backend, as a new process would.
 func (r *rig) start() {

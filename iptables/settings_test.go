@@ -90,14 +90,14 @@ func TestProbeLeavesNothing(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r, w := newWatched(t, flavor)
+		r := newRig(t, flavor)
 		before := save(r)
 		if err := r.probe(); err != nil {
 			t.Error(err)
 		}
-		w.set("refuse", "--probability")
+		r.node.set("refuse", "--probability")
 		err := r.probe()
-		w.set("", "")
+		r.node.set("", "")
 		var unsupported *dataplane.UnsupportedError
 		var command *CommandError
 		if !errors.As(err, &unsupported) || unsupported.Backend != "iptables" || unsupported.Family != tracker.IPv4 || !errors.As(err, &command) {

@@ -46,16 +46,16 @@ func TestTraceCountsRules(t *testing.T) {
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
 		var infos []WriteInfo
-		r, w := newWatched(t, flavor, func(c *Config) {
+		r := newRig(t, flavor, func(c *Config) {
 			c.Hooks = &Hooks{Applied: func(i WriteInfo) { infos = append(infos, i) }}
 		})
 		check := func(what string, fullFor ...tracker.Family) {
 			t.Helper()
 			infos = nil
-			w.calls()
+			r.node.calls()
 			r.sync()
 			written, table := map[string]int{}, ""
-			for _, c := range w.calls() {
+			for _, c := range r.node.calls() {
 				program, line, _ := strings.Cut(c, " ")
 				if strings.HasPrefix(line, "*") {
 					table = line[1:]
@@ -102,12 +102,12 @@ func TestTraceCountsRules(t *testing.T) {
 
 		// A failed Apply is not traced.
 		infos = nil
-		w.set("refuse", "nat")
+		r.node.set("refuse", "nat")
 		r.tracker.SetSlice(slice(1, tracker.IPv4, 7))
 		if err := r.cursor.Sync(t.Context()); err == nil || len(infos) != 0 {
 			t.Errorf("error %v, traced %+v", err, infos)
 		}
-		w.set("", "")
+		r.node.set("", "")
 		check("after a failure")
 	})
 }
@@ -117,14 +117,14 @@ func TestTransactionsAreLogged(t *testing.T) {
 	t.Parallel()
 	for _, level := range []slog.Level{dataplane.LevelTransaction, slog.LevelDebug} {
 		var log bytes.Buffer
-		r, w := newWatched(t, system{NFT, true}, func(c *Config) {
+		r := newRig(t, system{NFT, true}, func(c *Config) {
 			c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: level}))
 		})
 		r.everyKind()
-		w.calls()
+		r.node.calls()
 		r.sync()
 		var rules []string
-		for _, line := range w.calls() {
+		for _, line := range r.node.calls() {
 			_, rule, _ := strings.Cut(line, " ")
 			if strings.HasPrefix(rule, "-A KUBE-") && !strings.Contains(rule, `"`) { // the log quotes those
 				rules = append(rules, rule)

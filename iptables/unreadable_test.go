@@ -26,7 +26,7 @@ func TestForeignRulesHideNothing(t *testing.T) {
 		r.set(201, []int{1}) // its chains are written later, by a change
 		r.sync()
 		show := r.node.hide()
-		for range 3 { // three processes
+		for range 2 { // two processes
 			r.set(200, nil)
 			r.start()
 			r.sync()
