@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -43,17 +44,13 @@ func isSource(e entry) bool {
 	return e.set == setLoadBalancerSourceIP || e.set == setLoadBalancerSourceCIDR
 }
 
-// early reports whether an element is added before the virtual servers: all but those that drop external traffic, or
-// refuse all, and late source ranges.
-func (it *item) early(e entry) bool { return !isDrop(e) && !it.lateSource(e) }
+// early reports whether an element is added before the virtual servers change: all but those that drop external
+// traffic, or refuse all, and late source ranges.
+func (u *update) early(e entry) bool { return !isDrop(e) && !u.lateSource(e) }
 
-// lateSource reports whether an element is a source range of a Service port without endpoints. It is added after the
-// virtual servers have none: a client that only the new ranges admit must not reach the old endpoints.
-func (it *item) lateSource(e entry) bool { return isSource(e) && !it.hasEndpoints() }
-
-func (it *item) hasEndpoints() bool {
-	return slices.ContainsFunc(it.plan.virtuals, func(p plannedVirtual) bool { return len(p.pool) != 0 })
-}
+// lateSource reports whether an element is a source range that admits more clients than the frontend's old ones. It is
+// added after the virtual servers have changed: these clients must not reach the old endpoints.
+func (u *update) lateSource(e entry) bool { return isSource(e) && !u.old.admit(e) }
 
 // restriction returns the element that makes a source range effective.
 func restriction(e entry) entry {
@@ -61,12 +58,50 @@ func restriction(e entry) entry {
 	return e
 }
 
-func (u *update) insertEntries(kind func(*item, entry) bool) func(context.Context) error {
+// sources holds the source ranges of restricted frontends, by the element that makes them effective.
+type sources map[entry][]netip.Prefix
+
+func (s sources) add(e entry) {
+	if e.set == setLoadBalancerFW {
+		s[e] = s[e]
+	} else if isSource(e) {
+		s[restriction(e)] = append(s[restriction(e)], e.other)
+	}
+}
+
+// admit reports whether a frontend admits all clients of a source range. Two ranges are nested or disjoint.
+func (s sources) admit(e entry) bool {
+	list, restricted := s[restriction(e)]
+	return !restricted || slices.ContainsFunc(list, func(p netip.Prefix) bool {
+		return p.Bits() <= e.other.Bits() && p.Contains(e.other.Addr())
+	})
+}
+
+// readSources stores the source ranges that are in effect before the update.
+func (u *update) readSources(context.Context) error {
+	u.old = sources{}
+	add := func(e entry) {
+		if u.s.entries.Has(e) && u.s.entries.Has(restriction(e)) {
+			u.old.add(e)
+		}
+	}
+	for _, it := range u.items {
+		for e := range u.s.entries.Items(it.owner) {
+			add(e)
+		}
+	}
+	for e := range u.s.entries.Unused() {
+		add(e)
+	}
+	return nil
+}
+
+func (u *update) insertEntries(kind func(entry) bool) func(context.Context) error {
 	return func(context.Context) error {
 		in := inserts{items: map[entry][]*item{}}
 		for it := range u.remaining {
 			for _, e := range it.plan.entries {
-				if kind(it, e) && u.s.entries.Claim(it.owner, e) {
+				if kind(e) && u.s.entries.Claim(it.owner, e) {
 					in.add(e, it, 0)
 				}
 			}
@@ -125,21 +160,21 @@ func (u *update) insert(in inserts) error {
 	return nil
 }
 
-// deleteSources deletes the old source ranges of frontends that have other ranges now, of the same Service port or of
-// another, before virtual servers may get endpoints: a client that only the old ranges admit must not reach them.
+// deleteSources deletes the old source ranges of frontends whose new ones, of the same Service port or of another, admit
+// fewer clients, before virtual servers get endpoints: a client that only the old ranges admit must not reach them.
 func (u *update) deleteSources(context.Context) error {
-	restricted := map[entry]bool{}
+	planned := sources{}
 	for _, it := range u.items {
 		for _, e := range it.plan.entries {
-			if e.set == setLoadBalancerFW && it.hasEndpoints() && !slices.Contains(it.lacks, e) {
-				restricted[e] = true
+			if !slices.Contains(it.lacks, restriction(e)) {
+				planned.add(e)
 			}
 		}
 	}
-	if len(restricted) == 0 {
+	if len(planned) == 0 {
 		return nil
 	}
-	old := func(e entry) bool { return isSource(e) && restricted[restriction(e)] }
+	old := func(e entry) bool { return isSource(e) && !planned.admit(e) }
 	for _, it := range u.items {
 		u.releaseEntries(it, old)
 	}
@@ -157,14 +192,17 @@ func (u *update) deleteEntries(kind func(entry) bool) func(context.Context) erro
 
 // releaseEntries ends an item's claims to the elements of a kind that are not in its plan.
 func (u *update) releaseEntries(it *item, kind func(entry) bool) {
-	var mine []entry
-	for e := range u.s.entries.Items(it.owner) {
-		if kind(e) {
-			mine = append(mine, e)
+	planned := sync.OnceValue(func() map[entry]bool {
+		in := map[entry]bool{}
+		for _, e := range slices.Concat(it.plan.entries, it.plan.internal) {
+			in[e] = true
 		}
-	}
-	for _, e := range missing(missing(mine, it.plan.entries), it.plan.internal) {
-		u.s.entries.Release(it.owner, e)
+		return in
+	})
+	for e := range u.s.entries.Items(it.owner) {
+		if kind(e) && !planned()[e] {
+			u.s.entries.Release(it.owner, e)
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, er
 	where := "virtual server " + k.String()
 	server := k
 	if internal {
-		mark, err := b.internalMark(k)
+		_, mark, err := b.find(entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()})
 		if err != nil {
 			return found, err
 		}
@@ -94,13 +94,6 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found dataplane.Found, er
 	}
 	slices.SortFunc(found.Endpoints, netip.AddrPort.Compare)
 	return found, err
-}
-
-// internalMark returns the packet mark that internal traffic to a frontend gets, 0 if
-// none.
-func (b *Backend) internalMark(k virtualKey) (mark uint32, err error) {
-	_, mark, err = b.find(entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()})
-	return mark, err
 }
 
 // find reports whether a set has an element, and returns its packet mark.

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"math"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -253,29 +252,4 @@ func weighted(pool []*tracker.Endpoint) bool {
 		weight = ep.Weight
 	}
 	return false
-}
-
-func missing[T comparable](a, b []T) []T {
-	if len(a) == 0 {
-		return nil
-	}
-	var out []T
-	if len(a)*len(b) < 256 {
-		for _, x := range a {
-			if !slices.Contains(b, x) {
-				out = append(out, x)
-			}
-		}
-		return out
-	}
-	in := make(map[T]struct{}, len(b))
-	for _, x := range b {
-		in[x] = struct{}{}
-	}
-	for _, x := range a {
-		if _, ok := in[x]; !ok {
-			out = append(out, x)
-		}
-	}
-	return out
 }

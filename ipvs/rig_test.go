@@ -295,3 +295,8 @@ func needFull(tb testing.TB, err error, what string) {
 		tb.Errorf("%s: %v, want ErrNeedFull", what, err)
 	}
 }
+
+// missing returns the elements of a that b lacks.
+func missing[T comparable](a, b []T) []T {
+	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
+}

@@ -22,6 +22,8 @@ type update struct {
 	failed map[tracker.Key]error
 	items  []*item
 	now    time.Time
+	// old holds the source ranges in effect before the update.
+	old sources
 }
 
 // item is one Service port that an update changes.
@@ -68,8 +70,9 @@ func (u *update) steps(full bool) []step {
 		return do
 	}
 	return []step{
+		{"read source ranges", u.readSources},
 		// The rules recognize a virtual server by its elements. A source range comes before it becomes effective.
-		{"add set elements", u.insertEntries((*item).early)},
+		{"add set elements", u.insertEntries(u.early)},
 		{"leave out frontends that lack set elements", u.each(u.withhold)},
 		// A client that only the old ranges admit must not reach new endpoints.
 		{"delete source ranges", u.deleteSources},
@@ -81,14 +84,14 @@ func (u *update) steps(full bool) []step {
 		{"add and change virtual servers", u.each(u.upsert(virtualKey.external))},
 		// Dropping is for external traffic alone: it begins when internal traffic has its elements, and ends while it
 		// still has them.
-		{"add set elements that drop", u.insertEntries(func(_ *item, e entry) bool { return isDrop(e) })},
+		{"add set elements that drop", u.insertEntries(isDrop)},
 		{"keep frontends of failed Services", u.keepFailed},
 		{"delete set elements that drop", u.deleteEntries(isDrop)},
 		{"delete set elements of internal traffic", u.deleteEntries(isInternal)},
 		// Every virtual server has its new real servers, so the old ones get no more connections. A client that only
 		// the new source ranges admit must not reach the old ones.
 		{"drain real servers", u.each(u.quiesceReals(func(virtualKey) bool { return true }))},
-		{"add late source ranges", u.insertEntries((*item).lateSource)},
+		{"add late source ranges", u.insertEntries(u.lateSource)},
 		// A bound address attracts packets, so what handles them is there before.
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},

@@ -18,6 +18,9 @@ import (
 // the unchanged form, the next one failing writes, and the next one restarts.
 func Simulate(t *testing.T, skip map[conformance.Feature]string, planes ...func(testing.TB, conformance.SimEnv) conformance.Fake) {
 	t.Helper()
+	for _, plane := range planes {
+		changeRanges(t, plane)
+	}
 	if !testtime.Thorough() {
 		conformance.Simulate(t, conformance.Simulation{
 			First: *Seed, Worlds: len(planes), Skip: skip,
