@@ -96,7 +96,11 @@ func openBackend(ctx context.Context, c Config, p purpose) (*Backend, error) {
 
 func newBackend(c Config, k kernel) *Backend {
 	b := &Backend{config: c, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}, now: time.Now}
-	b.kernel = logged{k, &recorder{config: c, backend: b}}
+	words := &recorder{config: c, backend: b}
+	b.kernel = writes{k, func(write func(kernel) error) error {
+		words.log(write)
+		return write(k)
+	}}
 	return b
 }
 

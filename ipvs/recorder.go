@@ -25,8 +25,9 @@ type recorder struct {
 	backend *Backend
 	inputs  []*recorded
 	// node is the node, and own its addresses on other devices.
-	node  *ruleset.Node
-	own   []netip.Addr
+	node *ruleset.Node
+	own  []netip.Addr
+	// bound holds the addresses of the dummy device, or is nil if they are not known.
 	bound map[netip.Addr]bool
 	// idle is set if no real server has connections.
 	idle bool
@@ -55,20 +56,24 @@ func (r *recorder) servers(format string, args ...any) error {
 	return r.write("ipvsadm -R", fmt.Sprintf(format, args...))
 }
 
-func (r *recorder) setParameters([]parameter) error                          { return nil }
 func (r *recorder) release() string                                          { return "" }
 func (r *recorder) ipv6Disabled() (bool, error)                              { return false, nil }
 func (r *recorder) close()                                                   {}
 func (r *recorder) virtuals(tracker.Family, func(virtualKey, virtual)) error { return nil }
 func (r *recorder) hasSets() error                                           { return nil }
-func (r *recorder) destroySet(setID, tracker.Family) error                   { return nil }
-func (r *recorder) removeDevice() error                                      { return nil }
 func (r *recorder) findDevice() error                                        { return nil }
 func (r *recorder) marksRestored() error                                     { return nil }
 func (r *recorder) waitLocal(context.Context, []netip.Addr) error            { return nil }
 func (r *recorder) listSet(setID, tracker.Family, func(entry, uint32)) error { return nil }
 func (r *recorder) statistics(tracker.Family) (map[virtualKey]dataplane.Counters, error) {
 	return nil, nil
+}
+
+func (r *recorder) setParameters(list []parameter) error {
+	for _, p := range list {
+		_ = r.write("sysctl -p -", strings.ReplaceAll(p.name, "/", ".")+" = "+p.value)
+	}
+	return nil
 }
 
 func (r *recorder) virtual(k virtualKey) *virtualState {
@@ -152,6 +157,10 @@ func (r *recorder) createSet(s setID, f tracker.Family) error {
 	return r.write("ipset restore", "create "+s.name(f)+" "+typeName+options+" -exist")
 }
 
+func (r *recorder) destroySet(s setID, f tracker.Family) error {
+	return r.write("ipset restore", "destroy "+s.name(f))
+}
+
 func (r *recorder) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
 	var lines []string
 	for _, e := range list {
@@ -173,24 +182,28 @@ func (r *recorder) delEntries(s setID, f tracker.Family, list []entry) error {
 }
 
 func (r *recorder) ensureDevice() error {
-	r.bound = map[netip.Addr]bool{}
 	return r.write("ip -batch -", "link add "+deviceName+" type dummy")
 }
+
+func (r *recorder) removeDevice() error { return r.write("ip -batch -", "link del "+deviceName) }
 
 func (r *recorder) bind(a netip.Addr) error {
 	if r.bound[a] {
 		return nil
 	}
-	r.bound[a] = true
-	return r.write("ip -batch -", addressLine("add", a))
+	if r.bound != nil {
+		r.bound[a] = true
+	}
+	late := ""
+	if a.Is6() {
+		late = " nodad"
+	}
+	return r.write("ip -batch -", "addr add "+iptext.Host(a).String()+" dev "+deviceName+late)
 }
 
 func (r *recorder) unbind(a netip.Addr) error {
-	if !r.bound[a] {
-		return nil
-	}
 	delete(r.bound, a)
-	return r.write("ip -batch -", addressLine("del", a))
+	return r.write("ip -batch -", "addr del "+iptext.Host(a).String()+" dev "+deviceName)
 }
 
 func (r *recorder) addresses(f tracker.Family, _, own func(netip.Addr)) error {

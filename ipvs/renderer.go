@@ -28,7 +28,7 @@ type Renderer struct {
 // c.Properties, c.Schedulers, c.Timeouts and c.MasqueradeMark, and assumes that the kernel has all schedulers. The
 // error wraps [ruleset.ErrConfig].
 func NewRenderer(c Config) (*Renderer, error) {
-	c.Log = nil
+	c.Log, c.KeepSysctls = nil, true
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (r *Renderer) take() *Transaction {
 }
 
 func (r *Renderer) forget() {
-	r.backend.states, r.backend.before = nil, nil
+	r.backend.states, r.backend.before, r.kernel.bound = nil, nil, map[netip.Addr]bool{}
 	clear(r.backend.rules)
 }
 

@@ -63,7 +63,7 @@ func systemOf(b *Backend) *system {
 	if c, ok := k.(*counter); ok {
 		k = c.kernel
 	}
-	return k.(logged).kernel.(*system)
+	return k.(writes).kernel.(*system)
 }
 
 // hostNode is a host of netlab as a node.

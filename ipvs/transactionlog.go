@@ -3,132 +3,94 @@ package ipvs
 import (
 	"context"
 	"net/netip"
-	"strings"
 
-	"github.com/go-proxier/proxier/internal/iptext"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// logged is a kernel whose writes are logged one by one at [dataplane.LevelTransaction] before they are made, in the
-// words of a [Renderer].
-type logged struct {
-	kernel
-	words *recorder
-}
-
-func (l logged) log(say func(*recorder) error) {
-	ctx, log := context.Background(), l.words.config.Log
+// log logs a write at [dataplane.LevelTransaction], in the words of a [Renderer].
+func (r *recorder) log(write func(kernel) error) {
+	ctx, log := context.Background(), r.config.Log
 	if !log.Enabled(ctx, dataplane.LevelTransaction) {
 		return
 	}
-	l.words.inputs = nil
-	_ = say(l.words) // a recorder does not fail
-	for _, in := range l.words.inputs {
+	r.inputs = nil
+	_ = write(r) // a recorder does not fail
+	for _, in := range r.inputs {
 		log.Log(ctx, dataplane.LevelTransaction, "ipvs: write", "program", in.program, "input", in.text.String())
 	}
 }
 
-func (l logged) setParameters(list []parameter) error {
-	l.log(func(r *recorder) error {
-		for _, p := range list {
-			_ = r.write("sysctl -p -", strings.ReplaceAll(p.name, "/", ".")+" = "+p.value)
-		}
-		return nil
-	})
-	return l.kernel.setParameters(list)
+// writes is a kernel that passes each write to a function, which makes it.
+type writes struct {
+	kernel
+	through func(write func(kernel) error) error
 }
 
-func (l logged) addVirtual(k virtualKey, v virtual) error {
-	l.log(func(r *recorder) error { return r.addVirtual(k, v) })
-	return l.kernel.addVirtual(k, v)
+func (w writes) setParameters(list []parameter) error {
+	return w.through(func(k kernel) error { return k.setParameters(list) })
 }
 
-func (l logged) setVirtual(k virtualKey, v virtual) error {
-	l.log(func(r *recorder) error { return r.setVirtual(k, v) })
-	return l.kernel.setVirtual(k, v)
+func (w writes) addVirtual(k virtualKey, v virtual) error {
+	return w.through(func(to kernel) error { return to.addVirtual(k, v) })
 }
 
-func (l logged) delVirtual(k virtualKey) error {
-	l.log(func(r *recorder) error { return r.delVirtual(k) })
-	return l.kernel.delVirtual(k)
+func (w writes) setVirtual(k virtualKey, v virtual) error {
+	return w.through(func(to kernel) error { return to.setVirtual(k, v) })
 }
 
-func (l logged) addReal(k virtualKey, to real) error {
-	l.log(func(r *recorder) error { return r.addReal(k, to) })
-	return l.kernel.addReal(k, to)
+func (w writes) delVirtual(k virtualKey) error {
+	return w.through(func(to kernel) error { return to.delVirtual(k) })
 }
 
-func (l logged) setReal(k virtualKey, to real) error {
-	l.log(func(r *recorder) error { return r.setReal(k, to) })
-	return l.kernel.setReal(k, to)
+func (w writes) addReal(k virtualKey, r real) error {
+	return w.through(func(to kernel) error { return to.addReal(k, r) })
 }
 
-func (l logged) delReal(k virtualKey, at netip.AddrPort) error {
-	l.log(func(r *recorder) error { return r.delReal(k, at) })
-	return l.kernel.delReal(k, at)
+func (w writes) setReal(k virtualKey, r real) error {
+	return w.through(func(to kernel) error { return to.setReal(k, r) })
 }
 
-func (l logged) setTimeouts(t Timeouts) error {
-	l.log(func(r *recorder) error { return r.setTimeouts(t) })
-	return l.kernel.setTimeouts(t)
+func (w writes) delReal(k virtualKey, at netip.AddrPort) error {
+	return w.through(func(to kernel) error { return to.delReal(k, at) })
 }
 
-func (l logged) createSet(s setID, f tracker.Family) error {
-	l.log(func(r *recorder) error { return r.createSet(s, f) })
-	return l.kernel.createSet(s, f)
+func (w writes) setTimeouts(t Timeouts) error {
+	return w.through(func(k kernel) error { return k.setTimeouts(t) })
 }
 
-func (l logged) destroySet(s setID, f tracker.Family) error {
-	l.log(func(r *recorder) error { return r.write("ipset restore", "destroy "+s.name(f)) })
-	return l.kernel.destroySet(s, f)
+func (w writes) createSet(s setID, f tracker.Family) error {
+	return w.through(func(k kernel) error { return k.createSet(s, f) })
 }
 
-func (l logged) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
-	l.log(func(r *recorder) error { return r.addEntries(s, f, list, marks) })
-	return l.kernel.addEntries(s, f, list, marks)
+func (w writes) destroySet(s setID, f tracker.Family) error {
+	return w.through(func(k kernel) error { return k.destroySet(s, f) })
 }
 
-func (l logged) delEntries(s setID, f tracker.Family, list []entry) error {
-	l.log(func(r *recorder) error { return r.delEntries(s, f, list) })
-	return l.kernel.delEntries(s, f, list)
+func (w writes) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
+	return w.through(func(k kernel) error { return k.addEntries(s, f, list, marks) })
 }
 
-func (l logged) ensureDevice() error {
-	l.log(func(r *recorder) error { return r.ensureDevice() })
-	return l.kernel.ensureDevice()
+func (w writes) delEntries(s setID, f tracker.Family, list []entry) error {
+	return w.through(func(k kernel) error { return k.delEntries(s, f, list) })
 }
 
-func (l logged) removeDevice() error {
-	l.log(func(r *recorder) error { return r.write("ip -batch -", "link del "+deviceName) })
-	return l.kernel.removeDevice()
+func (w writes) ensureDevice() error { return w.through(kernel.ensureDevice) }
+
+func (w writes) removeDevice() error { return w.through(kernel.removeDevice) }
+
+func (w writes) bind(a netip.Addr) error {
+	return w.through(func(k kernel) error { return k.bind(a) })
 }
 
-func (l logged) bind(a netip.Addr) error {
-	l.log(func(r *recorder) error { return r.write("ip -batch -", addressLine("add", a)) })
-	return l.kernel.bind(a)
+func (w writes) unbind(a netip.Addr) error {
+	return w.through(func(k kernel) error { return k.unbind(a) })
 }
 
-func (l logged) unbind(a netip.Addr) error {
-	l.log(func(r *recorder) error { return r.write("ip -batch -", addressLine("del", a)) })
-	return l.kernel.unbind(a)
+func (w writes) restoreMarks(wanted bool) error {
+	return w.through(func(k kernel) error { return k.restoreMarks(wanted) })
 }
 
-func (l logged) restoreMarks(wanted bool) error {
-	l.log(func(r *recorder) error { return r.restoreMarks(wanted) })
-	return l.kernel.restoreMarks(wanted)
-}
-
-func (l logged) restoreRules(ctx context.Context, f tracker.Family, input string) error {
-	l.log(func(r *recorder) error { return r.restoreRules(ctx, f, input) })
-	return l.kernel.restoreRules(ctx, f, input)
-}
-
-// addressLine is a line of ip's batch that adds or deletes an address of the dummy device.
-func addressLine(verb string, a netip.Addr) string {
-	late := ""
-	if verb == "add" && a.Is6() {
-		late = " nodad"
-	}
-	return "addr " + verb + " " + iptext.Host(a).String() + " dev " + deviceName + late
+func (w writes) restoreRules(ctx context.Context, f tracker.Family, input string) error {
+	return w.through(func(k kernel) error { return k.restoreRules(ctx, f, input) })
 }
