@@ -153,64 +153,54 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			b.addresses.Installed(a)
 		}
 	}
-	wants := b.wants(d)
-
+	changed := b.changed(d)
 	// All rules are known before a socket changes: a place that another Service takes over stays open.
 	var touched []*binding
-	for i := range wants {
-		w := &wants[i]
-		if w.service == nil {
-			w.service = newService(b.config.Drain)
-			b.services[w.key] = w.service
-		}
-		for _, p := range w.service.places {
-			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(w.frontends, func(f bound) bool { return f.place == p }) {
-				bi.drop(w.service)
+	for _, s := range changed {
+		for _, p := range s.places {
+			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(s.frontends, func(f bound) bool { return f.place == p }) {
+				bi.drop(s)
 				touched = append(touched, bi)
 			}
 		}
 	}
-	named := make(map[tracker.Key]bool, len(wants))
-	for i := range wants {
-		w := &wants[i]
-		named[w.key] = true
-		if w.now == nil {
+	for _, s := range changed {
+		if s.next == nil {
 			continue // its connections drain once its sockets are closed
 		}
-		w.service.balancer.set(methodOf(w.now, b.config.Algorithm(w.now), d.Node))
-		w.service.set(w.now)
-		w.service.places = w.service.places[:0]
-		for _, f := range w.frontends {
-			w.service.places = append(w.service.places, f.place)
+		s.balancer.set(methodOf(s.next, b.config.Algorithm(s.next), d.Node))
+		s.set(s.next)
+		s.places = s.places[:0]
+		for _, f := range s.frontends {
+			s.places = append(s.places, f.place)
 			bi := b.bindings[f.place]
 			if bi == nil {
 				bi = &binding{place: f.place}
 				b.bindings[f.place] = bi
 			}
-			bi.rules[orderOf(f.frontend.Kind)] = &rule{w.service, f.frontend, b.internal}
+			bi.rules[orderOf(f.frontend.Kind)] = &rule{s, f.frontend, b.internal}
 			touched = append(touched, bi)
 		}
 	}
 	failed := map[tracker.Key]error{}
 	for _, bi := range touched {
 		r, err := b.update(bi)
-		if err == nil {
-			continue
-		}
-		key := r.service.now.Load().Key
-		if named[key] {
-			failed[key] = errors.Join(failed[key], err)
-		} else { // its external IP is now a NodePort alone
-			backendconf.Complain(b.complaints, slog.LevelWarn, key, "cannot listen", err)
+		switch {
+		case err == nil:
+		case r.service.next != nil:
+			failed[r.service.key] = errors.Join(failed[r.service.key], err)
+		default: // its external IP is now a NodePort alone
+			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.key, "cannot listen", err)
 		}
 	}
-	for i := range wants {
-		if w := &wants[i]; w.now == nil {
-			gone := *w.service.now.Load() // with its pools, for connections that were accepted before
+	for _, s := range changed {
+		if s.next == nil {
+			gone := *s.now.Load() // with its pools, for connections that were accepted before
 			gone.Endpoints = nil
-			w.service.set(&gone)
-			delete(b.services, w.key)
+			s.set(&gone)
+			delete(b.services, s.key)
 		}
+		s.next, s.frontends = nil, nil
 	}
 	b.release()
 	if len(failed) != 0 {
@@ -219,76 +209,68 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// want is the change of a Service. Its sockets are not entries of a [driver.Driver]: a socket is open
-// before its address is reachable, Services that have sockets and then the oldest come first, and an
-// address of the node may have a socket for a NodePort and an external IP together.
-type want struct {
-	key       tracker.Key
-	now       *ruleset.Port // nil for a removed Service
-	service   *service      // the state before, nil for a new Service
-	frontends []bound
-}
-
 // bound is a frontend at one place.
 type bound struct {
 	place
 	frontend ruleset.Frontend
 }
 
-// wants returns the changes of a delta.
-func (b *Backend) wants(d *ruleset.Delta) []want {
-	out := make([]want, 0, len(d.Changes))
+// changed returns the Services of a delta. Their sockets are not entries of a [driver.Driver]: a socket is open
+// before its address is reachable, Services that have sockets and then the oldest come first, and an
+// address of the node may have a socket for a NodePort and an external IP together.
+func (b *Backend) changed(d *ruleset.Delta) (out []*service) {
+	seen := map[*service]bool{}
 	add := func(k tracker.Key, now *ruleset.Port) {
-		w := want{key: k, now: now, service: b.services[k]}
+		var frontends []bound
 		if now != nil {
-			w.frontends = b.places(now, d.Node)
+			frontends = b.places(now, d.Node)
 		}
-		switch {
-		case len(w.frontends) == 0:
-			w.now = nil
-		case k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP:
+		if len(frontends) != 0 && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
 			// One line for all ports of a Service.
 			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
 			b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
-			w.now, w.frontends = nil, nil
+			frontends = nil
 		}
-		if w.now != nil || w.service != nil {
-			out = append(out, w)
+		s := b.services[k]
+		switch {
+		case len(frontends) == 0 && s == nil:
+			return
+		case len(frontends) == 0:
+			now = nil
+		case s == nil:
+			s = newService(k, b.config.Drain)
+			b.services[k] = s
 		}
+		s.next, s.frontends, seen[s] = now, frontends, true
+		out = append(out, s)
 	}
 	for i := range d.Changes {
 		add(d.Changes[i].Key, d.Changes[i].New)
 	}
 	if d.Full {
-		seen := map[tracker.Key]bool{}
-		for i := range d.Changes {
-			seen[d.Changes[i].Key] = true
-		}
-		for k := range b.services {
-			if !seen[k] {
+		for k, s := range b.services {
+			if !seen[s] {
 				add(k, nil)
 			}
 		}
 	}
 	// Services that have sockets come first, and then the oldest.
-	slices.SortStableFunc(out, func(a, b want) int {
-		if d := cmp.Compare(a.rank(), b.rank()); d != 0 || a.now == nil {
+	rank := func(s *service) int {
+		switch {
+		case s.next == nil:
+			return 2
+		case s.now.Load() == nil:
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(out, func(a, b *service) int {
+		if d := cmp.Compare(rank(a), rank(b)); d != 0 || a.next == nil {
 			return d
 		}
-		return cmp.Or(a.now.Spec.CompareAge(b.now.Spec), a.key.Compare(b.key))
+		return cmp.Or(a.next.Spec.CompareAge(b.next.Spec), a.key.Compare(b.key))
 	})
 	return out
-}
-
-// rank orders Services by their right to sockets.
-func (w *want) rank() int {
-	switch {
-	case w.now == nil:
-		return 2
-	case w.service == nil:
-		return 1
-	}
-	return 0
 }
 
 // places returns the places of a Service's frontends.
@@ -408,7 +390,7 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 			b.unlisten(bi)
 		} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
 			// Its program, such as node-local-dns, gets the connections until the address leaves the node.
-			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.now.Load().Key, "cluster IP is the node's own address, and left to the program that listens there", err)
+			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.key, "cluster IP is the node's own address, and left to the program that listens there", err)
 		} else if err != nil {
 			return r, err
 		}

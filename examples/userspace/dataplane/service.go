@@ -15,11 +15,15 @@ import (
 
 // service is the state of a Service port: the load balancer, and the load of its endpoints.
 type service struct {
+	key   tracker.Key
 	drain time.Duration
-	// places holds the places where it has or needs sockets. Only Apply uses it.
-	places []place
+	// places holds the places where it has or needs sockets. In Apply, next and frontends are what a change makes of it. Only
+	// Apply uses these fields.
+	places    []place
+	next      *ruleset.Port // nil for a removed Service
+	frontends []bound
 
-	now      atomic.Pointer[ruleset.Port] // never nil
+	now      atomic.Pointer[ruleset.Port] // nil only in the Apply that adds it
 	balancer *balancer
 	// made counts all connections and sessions of endpoints.
 	made atomic.Uint64
@@ -30,8 +34,7 @@ type service struct {
 
 // holder returns the holder of a client's connections and sessions.
 func (s *service) holder(client netip.AddrPort) fairshare.Holder {
-	k := s.now.Load().Key
-	return fairshare.Holder{Namespace: k.Namespace, Service: k.Name, Client: client.Addr()}
+	return fairshare.Holder{Namespace: s.key.Namespace, Service: s.key.Name, Client: client.Addr()}
 }
 
 // endpoint is the load of an endpoint of a Service. One that was removed and has drained is another one when it returns.
@@ -46,8 +49,8 @@ type endpoint struct {
 	end *time.Timer
 }
 
-func newService(drain time.Duration) *service {
-	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
+func newService(k tracker.Key, drain time.Duration) *service {
+	s := &service{key: k, drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
 	s.balancer = newBalancer(s.load)
 	return s
 }

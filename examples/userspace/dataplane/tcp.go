@@ -137,7 +137,7 @@ func (b *Backend) connect(ctx context.Context, bi *binding, from netip.AddrPort)
 			break
 		}
 		tried = append(tried, ep.Addr)
-		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
+		b.config.Log.Debug("cannot reach endpoint", "service", s.key, "endpoint", ep, "error", err)
 	}
 	return nil, nil
 }
@@ -148,7 +148,7 @@ var errOwnSocket = errors.New("this process listens there for a Service")
 // dial dials an endpoint, unless the Backend listens there: the connection would come back, and go
 // around for ever.
 func (b *Backend) dial(ctx context.Context, s *service, to netip.AddrPort) (net.Conn, error) {
-	k := s.now.Load().Key
+	k := s.key
 	if b.Listens(to, k.Protocol) {
 		b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "endpoint is not used: "+errOwnSocket.Error(), "endpoint", to)
 		return nil, errOwnSocket
