@@ -49,7 +49,7 @@ var commonFaults = []fault{
 	}},
 	{"SIGSTOP", none, func(w *world) (string, error) {
 		d := time.Duration(w.rng.IntN(1200)) * time.Millisecond
-		p := w.agent.process()
+		p := w.agent.Process.Process
 		p.Signal(syscall.SIGSTOP)
 		time.AfterFunc(d, func() { p.Signal(syscall.SIGCONT) })
 		return d.String(), nil
@@ -58,13 +58,13 @@ var commonFaults = []fault{
 	{"watches expire", none, func(w *world) (string, error) { w.server.endWatches(true); return "", nil }},
 	{"requests fail", none, func(w *world) (string, error) {
 		n, expire := 1+w.rng.IntN(2), w.rng.IntN(2) == 0
-		w.server.misbehave(func(m *misbehavior) { m.fail = n })
+		w.server.locked(func() { w.server.fail = n })
 		w.server.endWatches(expire)
 		return fmt.Sprintf("%d, expired %t", n, expire), nil
 	}},
 	{"odd events", none, func(w *world) (string, error) {
 		n := w.rng.IntN(4)
-		w.server.misbehave(func(m *misbehavior) { m.retype, m.duplicate = n&1 != 0, n&2 != 0 })
+		w.server.locked(func() { w.server.retype, w.server.duplicate = n&1 != 0, n&2 != 0 })
 		return fmt.Sprint(n), nil
 	}},
 	{"address", none, func(w *world) (string, error) {

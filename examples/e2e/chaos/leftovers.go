@@ -149,7 +149,7 @@ func (w *world) end(ctx context.Context) error {
 		return err
 	}
 	w.failAll(excess)
-	if err := w.agent.stop(syscall.SIGTERM); err != nil {
+	if err := w.agent.Stop(syscall.SIGTERM); err != nil {
 		w.rec.failf("%v", err)
 	}
 	if err := w.agent.cleanUp(); err != nil {

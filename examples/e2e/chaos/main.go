@@ -6,31 +6,27 @@
 // it compares the kernel's rules with the objects.
 //
 //	chaos -for 1h                     all modes that this machine supports
-//	chaos -for 10m -mode iptables     one mode
-//	chaos -mode nftables -seed 17 -worlds 5 -repeat   repeats one world five times
+//	chaos -mode nftables -seed 17 -worlds 1   repeats a world
 //	chaos -only 'SIGKILL,flush nat'   these faults alone
-//	chaos -mode nftables -seed 3 -worlds 1 -rounds 500 -services 1000   one world for long
 //	chaos -help                       all flags
 //
 // The modes are nftables, iptables (the machine's flavor), iptables-legacy, ipvs, sockets (nftables
 // with --socket-lb) and offload (nftables with --nftables-offload). Modes run concurrently. Mode ipvs
-// needs a kernel with IPVS; a test runs it in a virtual machine elsewhere:
-//
-//	go test -run TestChaosInVM -v -timeout 2h . -for 6m
+// needs a kernel with IPVS; TestChaosInVM runs it in a virtual machine elsewhere.
 //
 // Chaos needs root, or the right to create user namespaces; mode sockets needs root.
 //
 // # Worlds
 //
 // A mode's time consists of worlds, one after another. A world has a seed, a node in a network
-// namespace with hosts around it (network.go), an API server, one agent, traffic, and some rounds.
+// namespace with hosts around it (network.go), an API server (server.go), one agent, traffic, and some rounds.
 // Package worldgen generates the objects, which are changed to invalid and unusual ones at times
-// (objects.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault: of the
-// API server (server.go), of the process (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses,
-// interfaces, a restart), or of the rules (flushed tables, deleted elements and rules, other
-// programs' tables; faults.go). In a virtual machine, the clock also jumps by up to two days, and the
-// kernel refuses to track more connections. Half of the rounds have no fault that removes rules,
-// and in a third of the worlds (those whose seed 3 divides) no fault ends the agent.
+// (objects.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault (faults.go).
+// Half of the rounds have no fault that removes rules,
+// and in a third of the worlds (those whose seed 3 divides) no fault ends the agent. In
+// worlds with an even seed the first round begins when the agent has started, and there is a pause
+// after each step, so that a repetition has the same result, unless that depends on the order of
+// concurrent work.
 //
 // # Traffic
 //
@@ -39,9 +35,7 @@
 // stay open and carry a line each second; chaos closes them itself before their endpoint is removed, as
 // a pod does when it ends. Some UDP sockets stay open, and the agent must move them away from
 // endpoints that are removed. The oracle (oracle.go) says which endpoints may answer, which client
-// address they see, what is refused and what gets no answer. Its tracker receives each object
-// before the agent does. While objects are on their way to the agent, the outcome may be that of any
-// version since the last round, and that of a Service that itself changes is not judged. A TCP
+// address they see, what is refused and what gets no answer. A TCP
 // connection also counts as lost if it was established only after a retransmission, and one that
 // stays open if it breaks.
 //
@@ -66,17 +60,10 @@
 // than after a restart. After SIGTERM and "nodeproxy run --cleanup" the kernel
 // must not name any object of the agent, and the agent's folder for temporary files must be empty.
 //
-// The flows of Services that were deleted while no agent ran expire by
-// themselves. In mode ipvs only connections that must be forwarded are judged.
+// In mode ipvs only connections that must be forwarded are judged.
 //
-// # Output
-//
-// Chaos prints a line for each world, and the failures. A failure names the world's seed, which
-// repeats the same objects and faults in the same order; the timing of processes still varies. In
-// worlds with an even seed the first round begins when the agent has started, and there is a pause
-// after each step, so that a repetition has the same result, unless that depends on the order of
-// concurrent work (-repeat). The folder -dir keeps the log, the objects and the steps of worlds
-// that failed. The exit status is 1 after a failure.
+// Chaos prints a line for each world, and the failures. The folder -dir keeps the log, the objects and the
+// steps of worlds that failed. The exit status is 1 after a failure.
 //
 // [ruleset.Snapshot.Trace]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Snapshot.Trace
 package main
@@ -96,6 +83,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
@@ -109,7 +97,6 @@ type options struct {
 	rounds    int
 	services  int
 	rate      int
-	repeat    bool
 	settle    time.Duration
 	only      string
 	nodeproxy string
@@ -125,7 +112,6 @@ func newFlags(f *flag.FlagSet) *options {
 	f.StringVar(&o.modes, "mode", "all", "modes, separated by commas: "+strings.Join(modeNames(), ", ")+"; or all that this machine supports")
 	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "seed of the first world; each world adds 1")
 	f.IntVar(&o.worlds, "worlds", 0, "number of worlds of each mode; 0 means as many as -for allows")
-	f.BoolVar(&o.repeat, "repeat", false, "give all worlds the same seed, to repeat a failure that depends on timing")
 	f.IntVar(&o.rounds, "rounds", 6, "number of rounds of a world")
 	f.IntVar(&o.services, "services", 30, "number of Services")
 	f.IntVar(&o.rate, "rate", 50, "connections opened per second, in each mode")
@@ -141,26 +127,17 @@ const maxServices = 1000
 
 // command runs the command and returns the exit status.
 func command(args []string, out, diag io.Writer) int {
-	f := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	f := flag.NewFlagSet("chaos", flag.ExitOnError)
 	o := newFlags(f)
 	f.SetOutput(diag)
-	switch err := f.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case f.NArg() != 0:
-		fmt.Fprintf(diag, "chaos: unexpected arguments %q\n", f.Args())
-		return 2
-	}
+	f.Parse(args)
 	// In a user namespace iptables-nft may not enlarge its socket's buffer, so root stays outside.
 	if os.Geteuid() != 0 {
-		inside, code, err := netlab.Reexec()
-		if err != nil {
-			fmt.Fprintf(diag, "chaos: %v\n", err)
-			return 1
-		}
-		if !inside {
+		if inside, code, err := netlab.Reexec(); err != nil || !inside {
+			if err != nil {
+				fmt.Fprintf(diag, "chaos: %v\n", err)
+				code = 1
+			}
 			return code
 		}
 	}
@@ -169,10 +146,11 @@ func command(args []string, out, diag io.Writer) int {
 	failures, err := o.run(ctx, out)
 	if err != nil {
 		fmt.Fprintf(diag, "chaos: %v\n", err)
-		return 1
 	}
 	if failures != 0 {
 		fmt.Fprintf(out, "%d failures\n", failures)
+	}
+	if err != nil || failures != 0 {
 		return 1
 	}
 	return 0
@@ -193,7 +171,7 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	if o.nodeproxy, err = find(ctx, o.nodeproxy, dir); err != nil {
+	if o.nodeproxy, err = process.Nodeproxy(ctx, o.nodeproxy, dir); err != nil {
 		return 0, err
 	}
 	var mu sync.Mutex
@@ -249,17 +227,13 @@ func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
 // runMode runs worlds in one mode, for a time unless their number is given.
 func (o *options) runMode(ctx context.Context, m *mode, length time.Duration, out *log.Logger) (failures int, err error) {
 	start := time.Now()
-	for world := 0; ; world++ {
-		if ctx.Err() != nil || o.worlds != 0 && world == o.worlds || o.worlds == 0 && world != 0 && time.Since(start) >= length {
-			return failures, nil
+	for world := 0; err == nil && ctx.Err() == nil && (world < o.worlds || o.worlds == 0 && (world == 0 || time.Since(start) < length)); world++ {
+		var n int
+		seed := o.seed + uint64(world)
+		if n, err = o.runWorld(ctx, m, seed, out); err != nil {
+			err = fmt.Errorf("seed %d: %w", seed, err)
 		}
-		seed := o.seed
-		if !o.repeat {
-			seed += uint64(world)
-		}
-		n, err := o.runWorld(ctx, m, seed, out)
-		if failures += n; err != nil {
-			return failures, fmt.Errorf("seed %d: %w", seed, err)
-		}
+		failures += n
 	}
+	return failures, err
 }

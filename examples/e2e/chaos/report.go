@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// recorder collects the result of a world. Its methods are safe for concurrent use.
+// recorder collects the result of a world. Its methods are safe for concurrent use, except limitStalls and
+// traffic, which are for the end.
 type recorder struct {
 	mu       sync.Mutex
 	steps    []string
@@ -30,23 +31,15 @@ type recorder struct {
 func (r *recorder) note(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.log(format, args...)
-}
-
-func (r *recorder) log(format string, args ...any) {
 	r.steps = append(r.steps, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
 func (r *recorder) failf(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.note("FAILED %s", text)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fail(format, args...)
-}
-
-func (r *recorder) fail(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
 	r.failures = append(r.failures, text)
-	r.log("FAILED %s", text)
 }
 
 // failed reports whether there is a failure.
@@ -56,11 +49,14 @@ func (r *recorder) failed() bool {
 	return len(r.failures) != 0
 }
 
-// missing records that rules are missing because of a fault. Losses are excused until repaired is called.
-func (r *recorder) missing() {
+// setBroken records whether rules are missing because of a fault. While they are, losses are excused.
+func (r *recorder) setBroken(broken bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.broken = true
+	if r.broken && !broken {
+		r.repairedAt = time.Now()
+	}
+	r.broken = broken
 }
 
 // isBroken reports whether rules are missing.
@@ -70,30 +66,23 @@ func (r *recorder) isBroken() bool {
 	return r.broken
 }
 
-// repaired records that all rules are there.
-func (r *recorder) repaired() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.broken {
-		r.broken, r.repairedAt = false, time.Now()
-	}
-}
-
 // result counts a connection, with an error if its outcome was wrong. The error is excused if the
 // machine stalled, or if rules were missing while the connection was open.
 func (r *recorder) result(kind string, begun time.Time, stalled bool, err error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.made[kind]++
-	switch {
-	case err == nil:
-	case r.broken || r.repairedAt.After(begun):
-		r.excused++
-	case stalled:
-		r.stalls++
-	default:
-		r.lost++
-		r.fail("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err)
+	count := &r.lost
+	if r.broken || r.repairedAt.After(begun) {
+		count = &r.excused
+	} else if stalled {
+		count = &r.stalls
+	}
+	if err != nil {
+		*count++
+	}
+	r.mu.Unlock()
+	if err != nil && count == &r.lost {
+		r.failf("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err)
 	}
 }
 
@@ -104,21 +93,17 @@ const stalledPercent, freeStalls = 1, 20
 
 // limitStalls records a failure if stalls excused too many connections.
 func (r *recorder) limitStalls() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	all := 0
 	for _, n := range r.made {
 		all += n
 	}
 	if r.stalls > max(freeStalls, all*stalledPercent/100) {
-		r.fail("%d of %d connections were lost while the machine stalled: it is too busy, or connections are lost", r.stalls, all)
+		r.failf("%d of %d connections were lost while the machine stalled: it is too busy, or connections are lost", r.stalls, all)
 	}
 }
 
 // traffic returns the counts in one line.
 func (r *recorder) traffic() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	var out []string
 	for _, kind := range slices.Sorted(maps.Keys(r.made)) {
 		out = append(out, fmt.Sprintf("%s %d", kind, r.made[kind]))

@@ -4,12 +4,15 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"path"
 	"slices"
+	"strconv"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,12 +48,16 @@ var kinds = map[resource]metav1.TypeMeta{
 // key is the name of an object among those of its resource.
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// apiServer is an API server in memory that can misbehave. Its methods are safe for concurrent
-// use.
+// apiServer is an API server in memory that can misbehave. One goroutine changes objects; the other methods
+// are safe for concurrent use.
 type apiServer struct {
-	misbehavior
 	// stream allows lists as watches (sendInitialEvents).
 	stream bool
+	// lose reports that a change is withheld from all watches. It may be nil.
+	lose func() bool
+	// announce, if not nil, is called with each object, nil for a deleted one, before a client can see
+	// the change.
+	announce func(r resource, name string, o object)
 
 	mu   sync.Mutex
 	cond *sync.Cond
@@ -61,13 +68,18 @@ type apiServer struct {
 	history map[resource][]event
 	// Watches that start before floor have expired. Watches of an earlier generation end.
 	floor, generation int64
-	// lose reports that a change is withheld from all watches. It may be nil.
-	lose func() bool
-	// announce, if not nil, is called with each object, nil for a deleted one, before a client can see
-	// the change.
-	announce func(r resource, name string, o object)
+	misbehavior
 
 	server http.Server
+}
+
+// misbehavior is how an API server misbehaves.
+type misbehavior struct {
+	// fail is how many requests are answered with an error.
+	fail int
+	// retype sends ADDED for some changes of existing objects, and MODIFIED for some new
+	// ones. duplicate sends some events twice.
+	retype, duplicate bool
 }
 
 // event is a change of an object.
@@ -94,6 +106,15 @@ func newAPIServer(seed uint64) *apiServer {
 // apiAddress is an address of the node, as on a node of the control plane.
 const apiAddress = nodeAddr4 + ":6443"
 
+// kubeconfig is the agent's configuration for the API server.
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://` + apiAddress + `"}}]
+users: [{name: u, user: {}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+`
+
 // serve answers requests on a host until close.
 func (s *apiServer) serve(h *netlab.Host) error {
 	l, err := h.Listen("tcp", apiAddress)
@@ -109,67 +130,60 @@ func (s *apiServer) close() {
 	s.server.Close()
 }
 
-// set creates or replaces an object. It does not modify o. Only one goroutine may call set and delete.
-func (s *apiServer) set(r resource, o object) {
-	s.mu.Lock()
-	old, version := s.objects[r][key(o)], s.version+1
-	s.mu.Unlock()
-	o = o.DeepCopyObject().(object)
-	o.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(kinds[r].APIVersion, kinds[r].Kind))
-	o.SetResourceVersion(fmt.Sprint(version))
-	kind := "MODIFIED"
-	if old != nil {
-		o.SetUID(old.GetUID())
-		o.SetCreationTimestamp(old.GetCreationTimestamp())
-	} else {
-		kind = "ADDED"
-		o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", version)))
-		// The times of Services decide conflicts. Some are equal.
-		o.SetCreationTimestamp(metav1.Unix(1700000000+version/4, 0))
-	}
-	if s.announce != nil {
-		s.announce(r, key(o), o)
-	}
+// locked calls f with the lock held and wakes all watches.
+func (s *apiServer) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.version, s.objects[r][key(o)] = version, o
-	s.publish(r, kind, o)
+	f()
+	s.cond.Broadcast()
+}
+
+// set creates or replaces an object. It does not modify o.
+func (s *apiServer) set(r resource, o object) {
+	o = o.DeepCopyObject().(object)
+	o.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(kinds[r].APIVersion, kinds[r].Kind))
+	if old := s.objects[r][key(o)]; old != nil {
+		o.SetUID(old.GetUID())
+		o.SetCreationTimestamp(old.GetCreationTimestamp())
+		s.change(r, "MODIFIED", o, o)
+		return
+	}
+	o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", s.version+1)))
+	// The times of Services decide conflicts. Some are equal.
+	o.SetCreationTimestamp(metav1.Unix(1700000000+(s.version+1)/4, 0))
+	s.change(r, "ADDED", o, o)
 }
 
 // delete deletes an object if it exists.
 func (s *apiServer) delete(r resource, name string) {
-	s.mu.Lock()
-	o := s.objects[r][name]
-	s.mu.Unlock()
-	if o == nil {
-		return
+	if o := s.objects[r][name]; o != nil {
+		s.change(r, "DELETED", o.DeepCopyObject().(object), nil)
 	}
-	if s.announce != nil {
-		s.announce(r, name, nil)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.objects[r], name)
-	s.version++
-	o = o.DeepCopyObject().(object)
-	o.SetResourceVersion(fmt.Sprint(s.version))
-	s.publish(r, "DELETED", o)
 }
 
-// publish sends an event to watches. The caller holds the lock.
-func (s *apiServer) publish(r resource, kind string, o object) {
-	if s.lose != nil && s.lose() {
-		return
+// change makes a change, after which there is the object now, and sends an event with the object o to watches.
+func (s *apiServer) change(r resource, kind string, o, now object) {
+	o.SetResourceVersion(fmt.Sprint(s.version + 1))
+	if s.announce != nil {
+		s.announce(r, key(o), now)
 	}
-	text := encode(o)
-	if kind != "DELETED" && s.retype && s.rng.IntN(3) == 0 {
-		kind = []string{"ADDED", "MODIFIED"}[s.rng.IntN(2)]
-	}
-	s.history[r] = append(s.history[r], event{s.version, kind, text})
-	if s.duplicate && s.rng.IntN(3) == 0 {
-		s.history[r] = append(s.history[r], event{s.version, kind, text})
-	}
-	s.cond.Broadcast()
+	s.locked(func() {
+		s.version++
+		if s.objects[r][key(o)] = now; now == nil {
+			delete(s.objects[r], key(o))
+		}
+		if s.lose != nil && s.lose() {
+			return
+		}
+		if now != nil && s.retype && s.rng.IntN(3) == 0 {
+			kind = []string{"ADDED", "MODIFIED"}[s.rng.IntN(2)]
+		}
+		e := event{s.version, kind, encode(o)}
+		s.history[r] = append(s.history[r], e)
+		if s.duplicate && s.rng.IntN(3) == 0 {
+			s.history[r] = append(s.history[r], e)
+		}
+	})
 }
 
 func encode(o any) json.RawMessage {
@@ -181,102 +195,52 @@ func encode(o any) json.RawMessage {
 }
 
 // names lists the names of a resource's objects in order.
-func (s *apiServer) names(r resource) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.objects[r]))
-}
-
-// dump returns all objects as JSON.
-func (s *apiServer) dump() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	text, err := json.MarshalIndent(s.objects, "", " ")
-	if err != nil {
-		panic(err) // all types can be encoded
-	}
-	return text
-}
-
-// shuffled returns the objects of a resource as JSON in random order, and their version.
-func (s *apiServer) shuffled(r resource) (list []json.RawMessage, version int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(s.objects[r])) {
-		list = append(list, encode(s.objects[r][name]))
-	}
-	s.rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	return list, s.version
-}
-
-// next waits for events of a resource after a version. more is false if the watch has ended: its
-// generation is over, its events were dropped, or done reports true.
-func (s *apiServer) next(r resource, after, generation int64, done func() bool) (list []event, more bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for {
-		if after < s.floor {
-			return nil, false
-		}
-		h := s.history[r]
-		i, _ := slices.BinarySearchFunc(h, after+1, func(e event, v int64) int { return cmp.Compare(e.version, v) })
-		if i < len(h) {
-			return slices.Clone(h[i:]), true
-		}
-		if s.generation != generation || done() {
-			return nil, false
-		}
-		s.cond.Wait()
-	}
-}
-
-// wake makes watches look whether they are done.
-func (s *apiServer) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cond.Broadcast()
-}
-
-// chance returns true with probability 1/n.
-func (s *apiServer) chance(n int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rng.IntN(n) == 0
-}
-
-// misbehavior is how an API server misbehaves. Its fields are protected by the API server's lock.
-type misbehavior struct {
-	// fail is how many requests are answered with an error.
-	fail int
-	// retype sends ADDED for some changes of existing objects, and MODIFIED for some new
-	// ones. duplicate sends some events twice.
-	retype, duplicate bool
-}
-
-// behave ends all misbehavior.
-func (s *apiServer) behave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.misbehavior = misbehavior{}
-}
-
-func (s *apiServer) misbehave(f func(*misbehavior)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f(&s.misbehavior)
-}
+func (s *apiServer) names(r resource) []string { return slices.Sorted(maps.Keys(s.objects[r])) }
 
 // endWatches ends all watches. If expire is set, they cannot be resumed.
 func (s *apiServer) endWatches(expire bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.generation++
-	if expire {
-		s.version++
-		s.floor = s.version
-		clear(s.history)
+	s.locked(func() {
+		s.generation++
+		if expire {
+			s.version++
+			s.floor = s.version
+			clear(s.history)
+		}
+	})
+}
+
+// ServeHTTP answers lists, watches, requests for one object, and writes of Events.
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	q, res := r.URL.Query(), resource(path.Base(r.URL.Path))
+	watching, _ := strconv.ParseBool(q.Get("watch"))
+	initial := q.Get("sendInitialEvents") == "true"
+	switch _, known := kinds[res]; {
+	case s.failed(w):
+	case r.Method != http.MethodGet:
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"kind":"Event","apiVersion":"v1","metadata":{"name":"event","namespace":"default"}}`)
+	case !known: // one object without a namespace
+		s.mu.Lock()
+		o := s.objects[resource(path.Base(path.Dir(r.URL.Path)))]["/"+string(res)]
+		s.mu.Unlock()
+		if o == nil {
+			writeStatus(w, http.StatusNotFound, "NotFound")
+			return
+		}
+		w.Write(encode(o))
+	case !watching:
+		items, version := s.shuffled(res)
+		w.Write(encode(map[string]any{
+			"kind": kinds[res].Kind + "List", "apiVersion": kinds[res].APIVersion,
+			"metadata": metav1.ListMeta{ResourceVersion: fmt.Sprint(version)}, "items": items,
+		}))
+	case initial && !s.stream:
+		writeStatus(w, http.StatusUnprocessableEntity, "Invalid")
+	default:
+		from, _ := strconv.ParseInt(q.Get("resourceVersion"), 10, 64)
+		s.watch(r.Context(), w, res, initial, from)
 	}
-	s.cond.Broadcast()
 }
 
 // failed answers a request with an error if it is to fail.
@@ -298,4 +262,88 @@ func (s *apiServer) failed(w http.ResponseWriter) bool {
 	}
 	writeStatus(w, status, "InternalError")
 	return true
+}
+
+// writeStatus writes an API error.
+func writeStatus(w http.ResponseWriter, code int, reason string) {
+	w.WriteHeader(code)
+	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q}`, code, reason)
+}
+
+// shuffled returns the objects of a resource as JSON in random order, and their version.
+func (s *apiServer) shuffled(r resource) (list []json.RawMessage, version int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list = []json.RawMessage{}
+	for _, name := range s.names(r) {
+		list = append(list, encode(s.objects[r][name]))
+	}
+	s.rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list, s.version
+}
+
+// abort ends a response in the middle with probability 1/n.
+func (s *apiServer) abort(n int) {
+	s.mu.Lock()
+	abort := s.rng.IntN(n) == 0
+	s.mu.Unlock()
+	if abort {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// watch sends events after a resource version, or after the initial events of all objects.
+func (s *apiServer) watch(ctx context.Context, w http.ResponseWriter, res resource, initial bool, from int64) {
+	send := func(kind string, o json.RawMessage) {
+		fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", kind, o)
+		w.(http.Flusher).Flush()
+	}
+	s.mu.Lock()
+	generation, floor := s.generation, s.floor
+	s.mu.Unlock()
+	if initial {
+		var items []json.RawMessage
+		items, from = s.shuffled(res)
+		for i, o := range items {
+			if i == len(items)/2 {
+				s.abort(6)
+			}
+			send("ADDED", o)
+		}
+		// The bookmark at the end of the initial events.
+		m := metav1.ObjectMeta{ResourceVersion: fmt.Sprint(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
+		send("BOOKMARK", encode(map[string]any{"kind": kinds[res].Kind, "apiVersion": kinds[res].APIVersion, "metadata": m}))
+	} else if from < floor {
+		send("ERROR", encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}))
+		return
+	}
+	w.(http.Flusher).Flush()
+	defer context.AfterFunc(ctx, func() { s.locked(func() {}) })()
+	for list := s.next(ctx, res, from, generation); len(list) != 0; list = s.next(ctx, res, from, generation) {
+		for _, e := range list {
+			send(e.kind, e.object)
+			from = e.version
+		}
+	}
+	s.abort(2)
+}
+
+// next waits for events of a resource after a version. There are none if the watch has ended: its
+// generation is over, its events were dropped, or ctx has ended.
+func (s *apiServer) next(ctx context.Context, r resource, after, generation int64) []event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for after >= s.floor {
+		h := s.history[r]
+		i, _ := slices.BinarySearchFunc(h, after+1, func(e event, v int64) int { return cmp.Compare(e.version, v) })
+		if i < len(h) {
+			return slices.Clone(h[i:])
+		}
+		if s.generation != generation || ctx.Err() != nil {
+			break
+		}
+		s.cond.Wait()
+	}
+	return nil
 }

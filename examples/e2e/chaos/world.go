@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,23 +90,18 @@ func lines(list []string) (text string) {
 func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
 	h := fnv.New64a()
 	h.Write([]byte(m.name))
-	w := &world{o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: o.chosenFaults(m), rec: &recorder{made: map[string]int{}}}
+	w := &world{o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: slices.Concat(commonFaults, m.faults), rec: &recorder{made: map[string]int{}}}
+	if inMachine() {
+		w.faults = append(w.faults, machineFaults...)
+	}
+	if o.only != "" {
+		names := strings.Split(o.only, ",")
+		w.faults = slices.DeleteFunc(w.faults, func(f fault) bool { return !slices.Contains(names, f.name) })
+	}
 	if len(w.faults) == 0 {
 		return nil, fmt.Errorf("mode %s has no fault named %q", m.name, o.only)
 	}
 	return w, nil
-}
-
-func (o *options) chosenFaults(m *mode) []fault {
-	all := slices.Concat(commonFaults, m.faults)
-	if inMachine() {
-		all = append(all, machineFaults...)
-	}
-	if o.only == "" {
-		return all
-	}
-	names := strings.Split(o.only, ",")
-	return slices.DeleteFunc(all, func(f fault) bool { return !slices.Contains(names, f.name) })
 }
 
 // open creates the node, the API server and the agent, and starts the traffic. In worlds with an odd
@@ -149,7 +143,7 @@ func (w *world) open(ctx context.Context) (err error) {
 	}
 	w.objects = newObjects(w.seed, w.o.services, w.server)
 	w.objects.start()
-	w.rec.missing()
+	w.rec.setBroken(true)
 	w.traffic.start(ctx, w.seed)
 	if err := w.agent.start(); err != nil || w.seed%2 != 0 {
 		return err
@@ -165,7 +159,7 @@ func (w *world) close() {
 		w.stalls.Stop()
 	}
 	if w.agent != nil {
-		w.agent.kill()
+		w.agent.Kill()
 	}
 	if w.server != nil {
 		w.server.close()
@@ -202,8 +196,8 @@ func (w *world) round(ctx context.Context) error {
 		w.steps++
 		w.pause()
 	}
-	w.server.behave()
-	w.agent.process().Signal(syscall.SIGCONT)
+	w.server.locked(func() { w.server.misbehavior = misbehavior{} })
+	w.agent.Process.Process.Signal(syscall.SIGCONT)
 	w.rounds++
 	return w.judge(ctx)
 }
@@ -231,7 +225,7 @@ func (w *world) step(faults []fault) error {
 	}
 	f := pick(w.rng, faults...)
 	if f.effect&outage != 0 {
-		w.rec.missing()
+		w.rec.setBroken(true)
 	}
 	detail, err := f.run(w)
 	w.rec.note("%s %s", f.name, detail)
@@ -258,7 +252,7 @@ func (w *world) shell(text string) string {
 
 // restart ends the agent with a signal, calls f, and starts the agent.
 func (w *world) restart(s syscall.Signal, f func()) error {
-	if err := w.agent.stop(s); err != nil {
+	if err := w.agent.Stop(s); err != nil {
 		w.rec.failf("%v", err)
 	}
 	if f != nil {
@@ -288,42 +282,36 @@ func (w *world) judge(ctx context.Context) error {
 		return nil
 	}
 	w.oracle.inEffect()
-	w.rec.repaired()
+	w.rec.setBroken(false)
 	w.traffic.sample(w.rng.Uint64())
 	return nil
 }
 
 // wrong lists what is not as it should be.
-func (w *world) wrong() []string {
-	if err := cmp.Or(w.agent.ended(), w.agent.crashed(), w.agent.healthy()); err != nil {
-		return []string{err.Error()}
+func (w *world) wrong() (bad []string, err error) {
+	if err = w.agent.healthy(); err == nil {
+		bad, err = w.agent.differences()
 	}
-	bad, err := w.agent.differences()
-	if err != nil || len(bad) != 0 {
-		return append(bad, errorText(err)...)
+	if err == nil && len(bad) == 0 {
+		bad, err = w.staleFlows()
 	}
-	flows, err := w.staleFlows()
-	if bad = append(flows, errorText(err)...); len(bad) != 0 || w.traffic.ctx.Err() != nil {
-		return bad
+	if err == nil && len(bad) == 0 && w.traffic.ctx.Err() == nil {
+		bad = w.traffic.survey()
 	}
-	return w.traffic.survey()
+	return bad, err
 }
 
 // wait waits until nothing is wrong, and returns what still is after -settle.
-func (w *world) wait(ctx context.Context) (bad []string) {
+func (w *world) wait(ctx context.Context) []string {
 	for start := time.Now(); ; time.Sleep(pollInterval) {
-		if bad = w.wrong(); len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
+		bad, err := w.wrong()
+		if err != nil {
+			bad = append(bad, err.Error())
+		}
+		if len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
 			return bad
 		}
 	}
-}
-
-// errorText returns the text of an error that is not nil.
-func errorText(err error) []string {
-	if err == nil {
-		return nil
-	}
-	return []string{err.Error()}
 }
 
 // keep stores the log, the goroutines, the steps and the objects of a world that failed.
@@ -333,10 +321,10 @@ func (w *world) keep() error {
 	}
 	base := filepath.Join(w.o.dir, fmt.Sprintf("%s-%d", w.mode.name, w.seed))
 	log, err := os.ReadFile(w.agent.log)
-	goroutines, _ := w.agent.get(metricsAddr + "/debug/pprof/goroutine?debug=1") // none if the agent has ended
+	goroutines, _ := w.agent.get(metricsAddr+"/debug/pprof/goroutine?debug=1", time.Minute) // none if the agent has ended
 	return errors.Join(err,
 		os.WriteFile(base+".goroutines", []byte(goroutines), 0o644),
 		os.WriteFile(base+".log", log, 0o644),
 		os.WriteFile(base+".steps", []byte(lines(w.rec.steps)), 0o644),
-		os.WriteFile(base+".json", w.server.dump(), 0o644))
+		os.WriteFile(base+".json", encode(w.server.objects), 0o644))
 }
