@@ -32,19 +32,6 @@ const (
 // not read.
 var ErrNotUsed = errors.New("is not used here")
 
-// typeMeta is the part of an object that holds its type.
-type typeMeta struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-}
-
-func (t typeMeta) String() string {
-	if t.APIVersion == "" {
-		return t.Kind
-	}
-	return t.APIVersion + " " + t.Kind
-}
-
 // document is a YAML document, or JSON values up to the next marker. A document is parsed by itself, so
 // bad syntax affects one document alone.
 type document struct {
@@ -122,8 +109,7 @@ func values(text []byte) (out []json.RawMessage, err error) {
 // newDocument returns the content of a document.
 func newDocument(text []byte) document {
 	d := document{text: sha256.Sum256(text)}
-	// add adds an object. t is its type if it has none of its own.
-	add := func(raw json.RawMessage, t typeMeta) {
+	add := func(raw json.RawMessage, t metav1.TypeMeta) {
 		o, err := newObject(raw, t)
 		if err != nil {
 			d.problems = append(d.problems, err)
@@ -134,17 +120,17 @@ func newDocument(text []byte) document {
 	values, err := values(text)
 	for _, raw := range values {
 		var list struct {
-			typeMeta
+			metav1.TypeMeta
 			Items []json.RawMessage `json:"items"`
 		}
 		if err := json.Unmarshal(raw, &list); !strings.HasSuffix(list.Kind, "List") {
-			add(raw, typeMeta{})
+			add(raw, metav1.TypeMeta{})
 		} else if err != nil {
 			d.problems = append(d.problems, fmt.Errorf("items of a %s is not a list", list.Kind))
 		}
-		item := typeMeta{}
+		item := metav1.TypeMeta{}
 		if list.Kind != "List" {
-			item = typeMeta{list.APIVersion, strings.TrimSuffix(list.Kind, "List")}
+			item = metav1.TypeMeta{APIVersion: list.APIVersion, Kind: strings.TrimSuffix(list.Kind, "List")}
 		}
 		for _, raw := range list.Items {
 			add(raw, item)
@@ -156,8 +142,8 @@ func newDocument(text []byte) document {
 	return d
 }
 
-// newObject returns an object, or an error that names it.
-func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
+// newObject returns an object, or an error that names it. t is its type if it has none of its own.
+func newObject(raw json.RawMessage, t metav1.TypeMeta) (*Object, error) {
 	if raw[0] != '{' {
 		return nil, errors.New("is not an object")
 	}
@@ -166,16 +152,15 @@ func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
 		return nil, errors.New("kind and apiVersion must be strings")
 	}
 	var into metav1.Object
-	var kind Kind
-	switch t {
-	case typeMeta{"v1", "Service"}:
-		kind, into = Service, new(v1.Service)
-	case typeMeta{"discovery.k8s.io/v1", "EndpointSlice"}:
-		kind, into = EndpointSlice, new(discovery.EndpointSlice)
-	case typeMeta{"v1", "Node"}:
-		kind, into = Node, new(v1.Node)
-	case typeMeta{"networking.k8s.io/v1", "ServiceCIDR"}, typeMeta{"networking.k8s.io/v1beta1", "ServiceCIDR"}:
-		kind, into = ServiceCIDR, new(networking.ServiceCIDR)
+	switch name := t.APIVersion + " " + t.Kind; name {
+	case "v1 Service":
+		into = new(v1.Service)
+	case "discovery.k8s.io/v1 EndpointSlice":
+		into = new(discovery.EndpointSlice)
+	case "v1 Node":
+		into = new(v1.Node)
+	case "networking.k8s.io/v1 ServiceCIDR", "networking.k8s.io/v1beta1 ServiceCIDR":
+		into = new(networking.ServiceCIDR)
 	default:
 		switch {
 		case t.Kind == "":
@@ -183,13 +168,13 @@ func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
 		case t.APIVersion == "":
 			return nil, fmt.Errorf("%s has no apiVersion", t.Kind)
 		}
-		return nil, fmt.Errorf("%s %w", t, ErrNotUsed)
+		return nil, fmt.Errorf("%s %w", name, ErrNotUsed)
 	}
 	err := json.Unmarshal(raw, into)
-	ref := Ref{Kind: kind, NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
+	ref := Ref{Kind: Kind(t.Kind), NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
 	what := ref.String()
 	if ref.Name == "" {
-		what = string(kind)
+		what = t.Kind
 	}
 	switch e := (*json.UnmarshalTypeError)(nil); {
 	case errors.As(err, &e):
@@ -197,7 +182,7 @@ func newObject(raw json.RawMessage, t typeMeta) (*Object, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", what, err)
 	case ref.Name == "":
-		return nil, fmt.Errorf("%s has no name", kind)
+		return nil, fmt.Errorf("%s has no name", t.Kind)
 	}
 	setDefaults(into)
 	ref.Namespace = into.GetNamespace()

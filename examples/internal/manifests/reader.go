@@ -223,9 +223,6 @@ func isManifest(name string) bool {
 	return false
 }
 
-// quiet is how long a file must be unchanged to count as complete.
-const quiet = 20 * time.Millisecond
-
 // clockGranularity bounds the granularity of file systems' clocks: two changes within this
 // time may leave the same modification time.
 const clockGranularity = 100 * time.Millisecond

@@ -17,6 +17,8 @@ import (
 )
 
 const (
+	// quiet is how long a file must be unchanged to count as complete.
+	quiet = 20 * time.Millisecond
 	// maxDelay bounds the wait for the end of changes that follow each other within quiet:
 	// files that change all the time must be read too.
 	maxDelay = 250 * time.Millisecond
