@@ -15,12 +15,22 @@ var update = flag.Bool("update", false, "rewrite api.txt")
 
 const root = "../.."
 
-func load(t *testing.T) []Package {
+// get returns a value, and ends the test with an error: get(f())(t).
+func get[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T { t.Helper(); do(t, err); return v }
+}
+
+// do ends the test with an error.
+func do(t *testing.T, err error) {
 	t.Helper()
-	pkgs, err := Load(root)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func load(t *testing.T) []Package {
+	t.Helper()
+	pkgs := get(Load(root))(t)
 	if len(pkgs) < 6 {
 		t.Fatalf("loaded only %d packages", len(pkgs))
 	}
@@ -35,14 +45,9 @@ func TestAPIIsRecorded(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile("api.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		do(t, os.WriteFile("api.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644))
 	}
-	text, err := os.ReadFile("api.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := get(os.ReadFile("api.txt"))(t)
 	recorded := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, l := range now {
 		if !slices.Contains(recorded, l) {
@@ -140,10 +145,7 @@ func (t hidden) Exported() {}
 type hidden int
 `
 	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, "p.go", source, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := get(parser.ParseFile(fset, "p.go", source, parser.ParseComments))(t)
 	p := Package{Name: "p", Fset: fset}
 	p.Files = append(p.Files, f)
 	got := strings.Join(Undocumented(p), "\n")

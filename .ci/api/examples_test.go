@@ -68,10 +68,7 @@ func TestRunUsesThePublicAgent(t *testing.T) {
 			if strings.HasSuffix(file, "_test.go") {
 				continue
 			}
-			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := get(parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly))(t)
 			for _, i := range f.Imports {
 				p := strings.Trim(i.Path.Value, `"`)
 				imports = append(imports, p)

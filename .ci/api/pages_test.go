@@ -34,10 +34,7 @@ func files(t *testing.T, ending string) (paths []string) {
 // text returns the content of a file of the tree.
 func text(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := get(os.ReadFile(filepath.Join(root, path)))(t)
 	return string(b)
 }
 
@@ -60,10 +57,7 @@ func parse(t *testing.T) *source {
 	s := &source{map[string]map[string]bool{}, map[string][]string{}, map[string]bool{}, map[string][]*ast.CommentGroup{}, map[string]map[string]bool{}}
 	fset := token.NewFileSet()
 	for _, path := range files(t, ".go") {
-		f, err := parser.ParseFile(fset, path, text(t, path), parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := get(parser.ParseFile(fset, path, text(t, path), parser.ParseComments|parser.SkipObjectResolution))(t)
 		dir := filepath.Dir(path)
 		if s.declared[dir] == nil {
 			s.declared[dir] = map[string]bool{}

@@ -55,10 +55,7 @@ func TestTestsCheckForPrograms(t *testing.T) {
 func unchecked(t *testing.T, path, text string) (calls []string) {
 	t.Helper()
 	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, path, text, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := get(parser.ParseFile(fset, path, text, parser.SkipObjectResolution))(t)
 	// The backend of these tests gets a context. The tests call netlab.NeedPrograms first.
 	reference := strings.HasSuffix(path, "ruleset/conformance/broken_linux_test.go")
 	ast.Inspect(f, func(n ast.Node) bool {

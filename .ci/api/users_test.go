@@ -11,14 +11,9 @@ import (
 // TestUsersAreRecorded compares users.txt with the tree, so that a change of the API shows in review who
 // uses it.
 func TestUsersAreRecorded(t *testing.T) {
-	now, err := Users(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := get(Users(root))(t)
 	if *update {
-		if err := os.WriteFile("users.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		do(t, os.WriteFile("users.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644))
 	}
 	recorded := lines(t, "users.txt")
 	if !slices.Equal(now, recorded) {
@@ -37,10 +32,7 @@ func TestUsersAreRecorded(t *testing.T) {
 // port uses, and that unused.txt does not give a reason for. A line there is a name, or the beginning of
 // names and "*", and the reason.
 func TestEveryNameHasAUserOrAReason(t *testing.T) {
-	now, err := Users(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := get(Users(root))(t)
 	ports, reasons := lines(t, "ports.txt"), lines(t, "unused.txt")
 	needed := map[string]bool{}
 	for _, l := range now {
@@ -88,9 +80,6 @@ func TestPortsFindWhatTheyUse(t *testing.T) {
 // lines returns the lines of a file.
 func lines(t *testing.T, name string) []string {
 	t.Helper()
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := get(os.ReadFile(name))(t)
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }

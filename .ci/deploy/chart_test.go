@@ -34,21 +34,14 @@ func (o objects) add(t *testing.T, text []byte) {
 	if object == nil {
 		return
 	}
-	normal, err := yaml.Marshal(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	normal := get(yaml.Marshal(object))(t)
 	normal = regexp.MustCompile(`name: (nodeproxy|nodeproxy-dashboard)-[0-9a-z]{10}\n`).ReplaceAll(normal, []byte("name: $1\n"))
 	normal = regexp.MustCompile(`      annotations:\n        checksum/config: [0-9a-f]{64}\n`).ReplaceAll(normal, nil)
 	object = nil
-	if err := yaml.Unmarshal(normal, &object); err != nil {
-		t.Fatal(err)
-	}
+	do(t, yaml.Unmarshal(normal, &object))
 	if data, ok := object["data"].(map[string]any); ok && data["config.yaml"] != nil {
 		var config map[string]any
-		if err := yaml.UnmarshalStrict([]byte(data["config.yaml"].(string)), &config); err != nil {
-			t.Fatal(err)
-		}
+		do(t, yaml.UnmarshalStrict([]byte(data["config.yaml"].(string)), &config))
 		data["config.yaml"] = config
 	}
 	meta := object["metadata"].(map[string]any)
@@ -62,10 +55,7 @@ func (o objects) add(t *testing.T, text []byte) {
 // kustomized builds a folder.
 func kustomized(t *testing.T, path string) objects {
 	t.Helper()
-	documents, err := Kustomized(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	documents := get(Kustomized(path))(t)
 	out := objects{}
 	for _, text := range documents {
 		out.add(t, []byte(text))
@@ -101,13 +91,10 @@ func TestChartAndOverlaysAgree(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			at := filepath.Join(folder, path)
 			if path == component {
-				at = withComponent(t, component)
+				at = withComponent(t, component, "base")
 			}
 			want := kustomized(t, at)
-			got, err := rendered(t, "kube-system", values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := get(rendered(t, "kube-system", values))(t)
 			if a, b := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(a, b) {
 				t.Fatalf("the chart has\n%q, kustomize\n%q", a, b)
 			}
@@ -129,12 +116,9 @@ func TestOldestKubectlBuildsTheSame(t *testing.T) {
 	if err != nil || len(overlays) != 3 {
 		t.Fatalf("overlays %q, error %v", overlays, err)
 	}
-	for _, path := range append(overlays, filepath.Join(folder, "base"), withComponent(t, filepath.Join(t.TempDir(), "with-component"))) {
+	for _, path := range append(overlays, filepath.Join(folder, "base"), withComponent(t, filepath.Join(t.TempDir(), "with-component"), "base")) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			absolute, err := filepath.Abs(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			absolute := get(filepath.Abs(path))(t)
 			program := exec.Command("go", "run", ".", absolute)
 			program.Dir, program.Env = "oldest", append(os.Environ(), "GOWORK=off")
 			text, err := program.Output()
@@ -154,27 +138,14 @@ func TestOldestKubectlBuildsTheSame(t *testing.T) {
 	}
 }
 
-// withComponent writes a folder whose kustomization adds the component startup-taint to the base.
-func withComponent(t *testing.T, dir string) string {
+// withComponent writes a folder whose kustomization adds the component startup-taint to the base or an overlay.
+func withComponent(t *testing.T, dir, to string) string {
 	t.Helper()
-	absolute, err := filepath.Abs(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		t.Fatal(err)
-	}
-	rel, err := filepath.Rel(dir, absolute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := "resources: [" + filepath.Join(rel, "base") + "]\ncomponents: [" + filepath.Join(rel, "components/startup-taint") + "]\n"
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	do(t, os.Mkdir(dir, 0o755))
+	dir = get(filepath.EvalSymlinks(dir))(t)
+	rel := get(filepath.Rel(dir, get(filepath.Abs(folder))(t)))(t)
+	text := "resources: [" + filepath.Join(rel, to) + "]\ncomponents: [" + filepath.Join(rel, "components/startup-taint") + "]\n"
+	do(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644))
 	return dir
 }
 
@@ -217,10 +188,7 @@ startupTaint: {enabled: true}
 		if got[id] == nil {
 			t.Fatalf("no %s among %q", id, slices.Sorted(maps.Keys(got)))
 		}
-		b, err := yaml.Marshal(got[id])
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := get(yaml.Marshal(got[id]))(t)
 		return string(b)
 	}
 	for id, wants := range map[string][]string{
@@ -254,20 +222,12 @@ func TestPortsFollowTheAddresses(t *testing.T) {
 			"": 10256, "0.0.0.0:1": 1, "0.0.0.0": 10256, "::": 10256, "[::]:65535": 65535, "127.0.0.1:10257": 10257,
 			"192.0.2.1:10256": 10256, "192.0.2.1": 10256, "2001:db8::1": 10256, "[2001:db8::1]:102560": 102560,
 		} {
-			got, err := rendered(t, "kube-system", fmt.Sprintf("{kubeadm: %v, apiServer: {host: api}, config: {clusterCIDR: 10.1.0.0/16, healthzBindAddress: %q, metricsBindAddress: '0.0.0.0:9'}}", kubeadm, address))
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := get(rendered(t, "kube-system", fmt.Sprintf("{kubeadm: %v, apiServer: {host: api}, config: {clusterCIDR: 10.1.0.0/16, healthzBindAddress: %q, metricsBindAddress: '0.0.0.0:9'}}", kubeadm, address)))(t)
 			var d apps.DaemonSet
 			var s v1.Service
 			for id, out := range map[string]any{"DaemonSet nodeproxy": &d, "Service nodeproxy": &s} {
-				text, err := yaml.Marshal(got[id])
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := yaml.UnmarshalStrict(text, out); err != nil {
-					t.Fatal(err)
-				}
+				text := get(yaml.Marshal(got[id]))(t)
+				do(t, yaml.UnmarshalStrict(text, out))
 			}
 			c := d.Spec.Template.Spec.Containers[0]
 			for _, p := range []*v1.Probe{c.LivenessProbe, c.ReadinessProbe} {

@@ -19,6 +19,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// get returns a value, and ends the test with an error: get(f())(t).
+func get[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T { t.Helper(); do(t, err); return v }
+}
+
+// do ends the test with an error.
+func do(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestOverlaysBuildWhatTheAPIAccepts builds the base and each overlay. Every object must decode
 // strictly, and a DaemonSet must mount only volumes that it has.
 func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {
@@ -31,15 +44,9 @@ func TestOverlaysBuildWhatTheAPIAccepts(t *testing.T) {
 			kinds := map[string]int{}
 			var service *v1.Service
 			var monitor *serviceMonitor
-			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			built := get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), path))(t)
 			for _, r := range built.Resources() {
-				text, err := r.AsYAML()
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := get(r.AsYAML())(t)
 				kinds[r.GetKind()]++
 				var out any
 				switch r.GetKind() {
@@ -202,57 +209,25 @@ func checkDaemonSet(t *testing.T, overlay string, d *apps.DaemonSet) {
 // TestStartupTaintComponentBuilds adds the component startup-taint to each overlay. The DaemonSet must
 // have the flag, and the only right that is added is to patch nodes.
 func TestStartupTaintComponentBuilds(t *testing.T) {
-	overlays, err := filepath.Glob(filepath.Join(folder, "overlays", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	absolute, err := filepath.Abs(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	overlays := get(filepath.Glob(filepath.Join(folder, "overlays", "*")))(t)
 	for _, path := range append(overlays, filepath.Join(folder, "base")) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			dir, err := filepath.EvalSymlinks(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			rel, err := filepath.Rel(dir, absolute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			within, err := filepath.Rel(folder, path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text := "resources: [" + filepath.Join(rel, within) + "]\ncomponents: [" + filepath.Join(rel, "components/startup-taint") + "]\n"
-			if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			dir := withComponent(t, filepath.Join(t.TempDir(), "with-component"), get(filepath.Rel(folder, path))(t))
+			built := get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir))(t)
 			kinds := map[string]int{}
 			for _, r := range built.Resources() {
 				kinds[r.GetKind()]++
-				text, err := r.AsYAML()
-				if err != nil {
-					t.Fatal(err)
-				}
+				text := get(r.AsYAML())(t)
 				switch r.GetKind() {
 				case "DaemonSet":
 					var d apps.DaemonSet
-					if err := yaml.UnmarshalStrict(text, &d); err != nil {
-						t.Fatal(err)
-					}
+					do(t, yaml.UnmarshalStrict(text, &d))
 					if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--remove-startup-taint=go-proxier.github.io/not-ready") {
 						t.Errorf("arguments %q", args)
 					}
 				case "ClusterRole":
 					var c rbac.ClusterRole
-					if err := yaml.UnmarshalStrict(text, &c); err != nil {
-						t.Fatal(err)
-					}
+					do(t, yaml.UnmarshalStrict(text, &c))
 					patches := slices.ContainsFunc(c.Rules, func(r rbac.PolicyRule) bool {
 						return slices.Contains(r.Verbs, "patch") && slices.Contains(r.Resources, "nodes")
 					})
@@ -356,10 +331,7 @@ func copyFile(t *testing.T, from, to, name string) {
 
 // TestContributingNamesFoldersThatExist checks the first column of the table of folders.
 func TestContributingNamesFoldersThatExist(t *testing.T) {
-	text, err := os.ReadFile("../../.github/CONTRIBUTING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := get(os.ReadFile("../../.github/CONTRIBUTING.md"))(t)
 	_, table, ok := strings.Cut(string(text), "| folder | what to look for |\n|---|---|\n")
 	table, _, end := strings.Cut(table, "\n\n")
 	if !ok || !end {

@@ -183,6 +183,24 @@ func parse(t *testing.T, args ...string) *agent.Config {
 
 func logTo(t *testing.T) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }
 
+// runAgent runs an agent until stop is called, and waits until its objects are in effect, or it has ended.
+func runAgent(t *testing.T, o agent.Options) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	a := must.Get(agent.New(ctx, o))(t)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	select {
+	case <-a.Synced():
+	case err := <-ended:
+		t.Fatal("the agent ended: ", err)
+	case <-time.After(testtime.Timeout):
+		t.Fatal("no rules: the agent waits")
+	}
+	return func() error { cancel(); return <-ended }
+}
+
 // TestTwoAgentsServeTwoNamespaces runs two agents in this process with the same addresses and ports, in
 // namespaces that the process is not in.
 func TestTwoAgentsServeTwoNamespaces(t *testing.T) {

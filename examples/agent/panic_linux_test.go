@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"strings"
@@ -15,26 +14,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/go-proxier/proxier/examples/agent"
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
-
-// buffer is a bytes.Buffer for several goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
 
 // panicking is a log, and a sink of Events, that panics.
 type panicking struct{ slog.Handler }
@@ -79,25 +61,17 @@ func TestAgentGoesOnWithoutWhatItDoesNotNeed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			check := leftovers(t)
-			var log buffer
-			a, err := agent.New(t.Context(), agent.Options{
+			var log controlplane.Tail
+			stop := runAgent(t, agent.Options{
 				Config: parse(t, "--hostname-override", "n1"), NetNS: h.File(), Events: panicking{}, Source: source,
 				Backend: agent.Discard, Registerer: panickingRegistry{prometheus.NewRegistry()},
 				Log: slog.New(slog.NewTextHandler(&log, nil)),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error)
-			go func() { ended <- a.Run(ctx) }()
-			<-a.Synced()
 			eventually(t, "a line for each kind, and one about Events", func() bool {
 				text := log.String()
 				return strings.Count(text, `msg="ignored `) == map[string]int{"nil": 1, "another type": 4}[name] && strings.Count(text, "sink of Events panicked") == 1
 			})
-			cancel()
-			if err := <-ended; err != nil || !strings.Contains(log.String(), "cannot close") {
+			if err := stop(); err != nil || !strings.Contains(log.String(), "cannot close") {
 				t.Errorf("Run: %v, log:\n%s", err, &log)
 			}
 			check()

@@ -28,13 +28,13 @@ func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 	netlab.Require(t)
 	netlab.NeedPrograms(t, "nft", "ip", "sh")
 	n := newNetwork(t, "10.1.0.2")
-	must := func(name string, args ...string) {
+	run := func(name string, args ...string) {
 		t.Helper()
 		must.Get(n.node.Output(name, args...))(t)
 	}
 	n.node.Routes("", "10.1.0.99", "10.96.0.0/16") // nothing answers there
-	must("ip", "neigh", "add", "10.1.0.99", "lladdr", "02:00:00:00:00:99", "dev", "pods")
-	reload := func() { must("sh", "-c", "nft -f - <<'EOF'\n"+firewall+"EOF") }
+	run("ip", "neigh", "add", "10.1.0.99", "lladdr", "02:00:00:00:00:99", "dev", "pods")
+	reload := func() { run("sh", "-c", "nft -f - <<'EOF'\n"+firewall+"EOF") }
 	reload()
 	var dials sync.WaitGroup
 	dialing, stopDialing := context.WithCancel(t.Context())
@@ -52,17 +52,10 @@ func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 	dial()
 	eventually(t, "an entry without translation", untranslated)
 
-	a, err := agent.New(t.Context(), agent.Options{
+	stop := runAgent(t, agent.Options{
 		Config: parse(t, "--proxy-mode", "nftables", "--hostname-override", "n1"), NetNS: n.node.File(),
 		Source: objects("10.1.0.2"), Node: node(), Log: logTo(t),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- a.Run(ctx) }()
-	<-a.Synced()
 	eventually(t, "no entry without translation after the start", func() bool { return !untranslated() })
 
 	eventually(t, "an entry without translation after the rules were deleted", func() bool {
@@ -78,8 +71,5 @@ func TestUntranslatedConnectionsEndWithARepair(t *testing.T) {
 	}
 	stopDialing()
 	dials.Wait()
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, stop())
 }

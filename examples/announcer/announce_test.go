@@ -55,9 +55,7 @@ func text(a address) string {
 // says syncs and compares what the hook said since the last call.
 func (w *speaker) says(want ...string) {
 	w.t.Helper()
-	if err := w.cursor.Sync(w.t.Context()); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, w.cursor.Sync(w.t.Context()))
 	if !slices.Equal(w.said, want) {
 		w.t.Errorf("the hook said %q, want %q", w.said, want)
 	}

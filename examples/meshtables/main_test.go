@@ -79,10 +79,7 @@ func start(t *testing.T, client *fake.Clientset) *control {
 func (c *control) table(node string, after uint64, wait time.Duration) (string, uint64) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), wait)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/endpoints/%s?after=%d", c.url, node, after), nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("%s/endpoints/%s?after=%d", c.url, node, after), nil))(c.t)
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return "", 0

@@ -146,9 +146,7 @@ func (w *world) start() {
 	w.agent = exec.Command("/proc/self/exe", "--kubeconfig", w.kubeconfig, "--node", "node-a", "--pod-cidr", "10.1.0.0/24")
 	w.agent.Env = append(os.Environ(), agentEnv+"=1")
 	w.agent.Stdout, w.agent.Stderr = w.log, w.log
-	if err := w.node.Start(w.agent); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, w.node.Start(w.agent))
 	w.until("healthy", func() bool { code, _, _ := w.node.Get("127.0.0.1:10256/healthz", testtime.Timeout); return code == 200 })
 }
 

@@ -38,16 +38,11 @@ func (l *lab) taken(f func()) int {
 // flows returns the number of stored flows, and the sum of the namespaces' counts.
 func (l *lab) flows() (stored, counted int) {
 	l.Helper()
-	all, err := readMap[flowKey, peer](l.backend.maps.flows)
-	if err != nil {
-		l.Fatal(err)
-	}
+	all := must.Get(readMap[flowKey, peer](l.backend.maps.flows))(l)
 	m := l.backend.maps.namespaces
 	for i := range m.MaxEntries() {
 		var n uint64
-		if err := m.Lookup(i, &n); err != nil {
-			l.Fatal(err)
-		}
+		must.Do(l, m.Lookup(i, &n))
 		counted += int(n)
 	}
 	return len(all), counted

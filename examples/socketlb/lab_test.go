@@ -20,6 +20,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/confine"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/ruleset"
@@ -54,14 +55,6 @@ var (
 func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	tb.Helper()
 	need(tb)
-	must := func(errs ...error) {
-		tb.Helper()
-		for _, err := range errs {
-			if err != nil {
-				tb.Fatal(err)
-			}
-		}
-	}
 	l := &lab{TB: tb, node: newNode(tb)}
 	network, hosts := netlab.NewHosts(tb, "node", "pod", "server")
 	l.nodeNS, l.pod = hosts["node"], hosts["pod"]
@@ -90,8 +83,7 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	if edit != nil {
 		edit(&c, &rules)
 	}
-	var err error
-	l.tracker, err = tracker.New(tracker.Config{
+	l.tracker = must.Get(tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr(nodeAddr4), netip.MustParseAddr(nodeAddr6)}},
 		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			if s.Labels["hash"] != "" {
@@ -99,11 +91,9 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 			}
 			return nil
 		},
-	})
-	must(err)
+	}))(tb)
 	rules.Source = l.tracker
-	l.engine, err = ruleset.NewEngine(rules)
-	must(err)
+	l.engine = must.Get(ruleset.NewEngine(rules))(tb)
 	l.start(c)
 	l.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return l
@@ -115,10 +105,7 @@ func (l *lab) start(c Config) {
 	if c.NetNS = l.nodeNS.File(); l.cursor != nil {
 		l.cursor.Detach()
 	}
-	b, err := New(l.Context(), c)
-	if err != nil {
-		l.Fatal(err)
-	}
+	b := must.Get(New(l.Context(), c))(l)
 	l.Cleanup(func() { b.Close() })
 	l.backend, l.cursor = b, l.engine.Attach("socketlb", b)
 }
@@ -148,12 +135,8 @@ func vip6(n int) netip.Addr {
 
 func (l *lab) sync() {
 	l.Helper()
-	if err := l.cursor.Sync(l.Context()); err != nil {
-		l.Fatal(err)
-	}
-	if err := l.backend.Check(l.Context()); err != nil {
-		l.Fatal(err)
-	}
+	must.Do(l, l.cursor.Sync(l.Context()))
+	must.Do(l, l.backend.Check(l.Context()))
 }
 
 // dial connects from a host of the node. The source may be "".
@@ -198,20 +181,12 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 // frontends returns how many frontends are in the map.
 func (l *lab) frontends() int {
 	l.Helper()
-	all, err := readMap[frontendKey, frontendValue](l.backend.maps.frontends)
-	if err != nil {
-		l.Fatal(err)
-	}
-	return len(all)
+	return len(must.Get(readMap[frontendKey, frontendValue](l.backend.maps.frontends))(l))
 }
 
 func (l *lab) counters() Counters {
 	l.Helper()
-	n, err := l.backend.Counters()
-	if err != nil {
-		l.Fatal(err)
-	}
-	return n
+	return must.Get(l.backend.Counters())(l)
 }
 
 // reaches connects and returns how often each endpoint was reached.
@@ -281,18 +256,10 @@ type node struct {
 // newNode creates a cgroup, to which single threads of this process are moved.
 func newNode(tb testing.TB) *node {
 	tb.Helper()
-	must := func(err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-	parent, err := testCgroup()
-	must(err)
+	parent := must.Get(testCgroup())(tb)
 	dir, closeDir, err := TemporaryDir()
-	must(err)
-	group, err := parent.New()
-	must(err)
+	must.Do(tb, err)
+	group := must.Get(parent.New())(tb)
 	n := &node{group, dir}
 	tb.Cleanup(func() {
 		if err := errors.Join(Cleanup(context.Background(), n.config()), closeDir(), group.Close()); err != nil {

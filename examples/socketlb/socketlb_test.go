@@ -556,16 +556,11 @@ func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
 func (l *lab) peers() (n int) {
 	l.Helper()
 	m := l.backend.maps
-	hashed, err := readMap[uint64, peer](m.peers)
-	if err != nil {
-		l.Fatal(err)
-	}
+	hashed := must.Get(readMap[uint64, peer](m.peers))(l)
 	overflow := 0
 	for i := range l.backend.config.recentSize() {
 		var r recentPeer
-		if err := m.recent.Lookup(i, &r); err != nil {
-			l.Fatal(err)
-		}
+		must.Do(l, m.recent.Lookup(i, &r))
 		if r.Cookie != 0 {
 			n++
 		}

@@ -24,6 +24,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -260,9 +261,7 @@ func reads(c net.Conn, wait time.Duration) error {
 func (l *lab) started(h *netlab.Host) {
 	l.Helper()
 	process := exec.Command("sleep", "600")
-	if err := h.Start(process); err != nil {
-		l.Fatal(err)
-	}
+	must.Do(l, h.Start(process))
 	l.Cleanup(func() { process.Process.Kill(); process.Wait() })
 }
 
@@ -313,7 +312,7 @@ func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel()
-			var log syncBuffer
+			var log controlplane.Tail
 			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			if c.process {
 				l.started(l.pod)
@@ -361,24 +360,6 @@ func withoutCapabilities(f func() error, capabilities ...int) error {
 		return err
 	}
 	return errors.Join(f(), unix.Capset(&header, &all[0]))
-}
-
-// syncBuffer is a buffer for concurrent use.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // TestAnswersComeFromTheRightAddress sends from one socket to two Services with the same

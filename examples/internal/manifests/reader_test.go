@@ -427,33 +427,18 @@ func FuzzParse(f *testing.F) {
 // TestEmptiedFileKeepsItsObjects empties a file, as a shell does before the redirected
 // command prints anything, and then writes and removes it.
 func TestEmptiedFileKeepsItsObjects(t *testing.T) {
-	folder := t.TempDir()
-	path := filepath.Join(folder, "a.yaml")
-	write := func(text string) {
-		t.Helper()
-		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
-	}
-	r := NewReader(folder)
-	read := func() Changes {
-		t.Helper()
-		c := must.Get(r.Read())(t)
-		return c
-	}
-	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1}\n"
-	write(service)
-	if c := read(); len(c.Set) != 1 {
-		t.Fatalf("read %+v", c)
-	}
-	write("\n")
-	if c := read(); len(c.Gone) != 0 || len(c.Problems) != 1 {
+	dir := t.TempDir()
+	r := NewReader(dir)
+	write(t, dir, map[string]string{"a.yaml": svc("a")})
+	expect(t, r, true, "set Service default/a")
+	write(t, dir, map[string]string{"a.yaml": "\n"})
+	if c := must.Get(r.Read())(t); len(c.Gone) != 0 || len(c.Problems) != 1 {
 		t.Errorf("emptied: %+v", c)
 	}
-	write(service)
-	if c := read(); len(c.Gone)+len(c.Set)+len(c.Problems) != 0 {
+	write(t, dir, map[string]string{"a.yaml": svc("a")})
+	if c := must.Get(r.Read())(t); len(c.Gone)+len(c.Set)+len(c.Problems) != 0 {
 		t.Errorf("written again: %+v", c)
 	}
-	must.Do(t, os.Remove(path))
-	if c := read(); len(c.Gone) != 1 {
-		t.Errorf("removed: %+v", c)
-	}
+	write(t, dir, map[string]string{"a.yaml": "-"})
+	expect(t, r, true, "gone Service default/a")
 }

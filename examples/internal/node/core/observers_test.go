@@ -32,10 +32,7 @@ func TestReportCountsAllDeltasOfASync(t *testing.T) {
 	// A delta has one or two of the ports.
 	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, Budget: ruleset.Budget{Delta: 1}}))(t)
 	set := metrics.NewSet(metrics.Config{Mode: "test", Families: []tracker.Family{tracker.IPv4}})
-	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute, Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy := must.Get(health.NewProxy(health.ProxyConfig{Timeout: time.Minute, Families: []tracker.Family{tracker.IPv4}}))(t)
 	var out bytes.Buffer
 	o := &observers{metrics: set, Proxy: proxy, out: &out, manifests: true}
 	deltas, unsure := 0, 0

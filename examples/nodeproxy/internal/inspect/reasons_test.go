@@ -1,9 +1,6 @@
 package inspect
 
 import (
-	"errors"
-	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 
@@ -11,98 +8,61 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"github.com/go-proxier/proxier/examples/internal/node/configtest"
-	"github.com/go-proxier/proxier/examples/internal/node/objects"
-	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestExplainAllNamesTheOwnerOfAFrontend has two Services with the same external IP and node port.
 // The older one has them.
 func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
-	cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"})
-	w := must.Get(objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler)))(t)
-	port, number := "http", int32(8080)
-	for i, name := range []string{"old", "young", "other"} {
-		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(int64(i+1), 0)}}
-		s.Spec.ClusterIP = fmt.Sprint("10.96.0.", i+1)
-		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-		s.Spec.Ports = []v1.ServicePort{{Name: port, Port: 80, Protocol: v1.ProtocolTCP, NodePort: 30080 + int32(i/2)}}
-		s.Spec.Type, s.Spec.ExternalIPs = v1.ServiceTypeNodePort, []string{fmt.Sprint("192.0.2.", 1+i/2)}
-		w.SetService(s)
-		o := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Endpoints: []discovery.Endpoint{{Addresses: []string{"10.1.0.2"}}},
-			Ports: []discovery.EndpointPort{{Name: &port, Port: &number}}}
-		o.Namespace, o.Name, o.Labels = "ns", name+"-1", map[string]string{discovery.LabelServiceName: name}
-		w.SetSlice(o)
-	}
-	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-	var out strings.Builder
-	const want = `ns/young:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
-ns/young:http/TCP/IPv4: node port 30080 belongs to ns/old:http/TCP/IPv4 (ProxyFrontendConflict)
-3 Services, 3 ports: all have endpoints, 2 frontends lost to other Services
-`
-	if err := explainAll(&out, w); !errors.Is(err, errCannotWork) || out.String() != want {
-		t.Errorf("error %v, output:\n%s\nwant:\n%s", err, out.String(), want)
+	w := newWorld()
+	w.service.Spec.Type, w.service.Spec.ExternalIPs, w.service.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, []string{"192.0.2.1"}, 30080
+	old := w.service.DeepCopy()
+	old.Name, old.CreationTimestamp, old.Spec.ClusterIP, old.Spec.ClusterIPs = "old", metav1.Unix(1, 0), "10.96.0.2", []string{"10.96.0.2"}
+	w.more = []*v1.Service{old}
+	_, all := w.explain(t, "10.96.0.1:80")
+	for _, want := range []string{
+		"shop/web:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to shop/old:http/TCP/IPv4 (ProxyFrontendConflict)\n",
+		"shop/web:http/TCP/IPv4: node port 30080 belongs to shop/old:http/TCP/IPv4 (ProxyFrontendConflict)\n",
+		"2 Services, 2 ports: 1 has no endpoints, 2 frontends lost to other Services\n",
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no %q in\n%s", want, all)
+		}
 	}
 }
 
 // TestExplainAllGivesTheReasonFromTheSlices has a Service for each reason, and two that work.
 func TestExplainAllGivesTheReasonFromTheSlices(t *testing.T) {
-	yes, no := true, false
-	ready := func(r *bool) discovery.Endpoint {
-		return discovery.Endpoint{Addresses: []string{"10.1.0.2"}, Conditions: discovery.EndpointConditions{Ready: r}}
-	}
-	type slice struct {
-		port      string // "-" for none
-		endpoints []discovery.Endpoint
-	}
-	for _, c := range []struct {
-		name     string
-		selector map[string]string
-		target   intstr.IntOrString
-		slices   []slice
-		want     string
+	no, other := false, "web"
+	app := map[string]string{"app": "web"}
+	for name, c := range map[string]struct {
+		edit func(*world)
+		want string // "" for a Service that works
 	}{
-		{name: "works", slices: []slice{{"http", []discovery.Endpoint{ready(&yes)}}}},
-		{name: "no conditions", slices: []slice{{"http", []discovery.Endpoint{ready(nil)}}}},
-		{name: "selector", selector: map[string]string{"app": "wbe"}, slices: []slice{{"-", nil}}, want: "its selector app=wbe matches no pod"},
-		{name: "no slice", selector: map[string]string{"app": "web"}, want: "it has no EndpointSlice: the controller"},
-		{name: "no selector", want: "it has no selector, and no EndpointSlice"},
-		{name: "unready", selector: map[string]string{"app": "web"}, slices: []slice{{"http", []discovery.Endpoint{ready(&no)}}}, want: "1 of its 1 endpoint is not ready: a readiness probe fails"},
-		{
-			name: "named port", selector: map[string]string{"app": "web"}, target: intstr.FromString("htpp"),
-			slices: []slice{{"-", []discovery.Endpoint{ready(&yes)}}}, want: `no container port of its 1 endpoint is named "htpp"`,
-		},
-		{name: "other port", slices: []slice{{"web", []discovery.Endpoint{ready(&yes)}}}, want: `its EndpointSlices have the ports "web"/TCP, and not "http"/TCP`},
+		"works": {func(*world) {}, ""},
+		"ready": {func(w *world) { w.slice.Endpoints[0].Conditions.Ready = new(true) }, ""},
+		"selector": {func(w *world) {
+			w.service.Spec.Selector = map[string]string{"app": "wbe"}
+			w.slice.Ports, w.slice.Endpoints = nil, nil
+		}, "its selector app=wbe matches no pod"},
+		"no slice":    {func(w *world) { w.service.Spec.Selector = app; w.slice.Labels[discovery.LabelServiceName] = "x" }, "it has no EndpointSlice: the controller"},
+		"no selector": {func(w *world) { w.slice.Labels[discovery.LabelServiceName] = "x" }, "it has no selector, and no EndpointSlice"},
+		"unready":     {func(w *world) { w.slice.Endpoints[0].Conditions.Ready = &no }, "1 of its 1 endpoint is not ready: a readiness probe fails"},
+		"named port": {func(w *world) {
+			w.service.Spec.Selector, w.service.Spec.Ports[0].TargetPort, w.slice.Ports = app, intstr.FromString("htpp"), nil
+		}, `no container port of its 1 endpoint is named "htpp"`},
+		"another port": {func(w *world) { w.slice.Ports[0].Name = &other }, `its EndpointSlices have the ports "web"/TCP, and not "http"/TCP`},
 	} {
-		cfg := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1"})
-		w := must.Get(objects.New(cfg, nil, nil, objects.WorldHooks{Keep: true}, slog.New(slog.DiscardHandler)))(t)
-		s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}}
-		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Selector = "10.96.0.1", []string{"10.96.0.1"}, c.selector
-		s.Spec.Ports = []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP, TargetPort: c.target}}
-		w.SetService(s)
-		w.SetService(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "headless"}, Spec: v1.ServiceSpec{ClusterIP: v1.ClusterIPNone, Ports: s.Spec.Ports}})
-		for _, x := range c.slices {
-			port, number := x.port, int32(8080)
-			o := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Endpoints: x.endpoints}
-			o.Namespace, o.Name, o.Labels = "ns", "s-1", map[string]string{discovery.LabelServiceName: "s"}
-			if port != "-" {
-				o.Ports = []discovery.EndpointPort{{Name: &port, Port: &number}}
-			}
-			w.SetSlice(o)
+		w := newWorld()
+		headless := w.service.DeepCopy()
+		headless.Name, headless.Spec.ClusterIP, headless.Spec.ClusterIPs = "headless", v1.ClusterIPNone, nil
+		w.more = []*v1.Service{headless}
+		c.edit(w)
+		want := "1 Service, 1 port: all have endpoints\n"
+		if c.want != "" {
+			want = "shop/web:http/TCP/IPv4: has no endpoints on any node: " + c.want
 		}
-		w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
-		var out strings.Builder
-		err := explainAll(&out, w)
-		if c.want == "" {
-			if err != nil || out.String() != "1 Service, 1 port: all have endpoints\n" {
-				t.Errorf("%s: error %v, output:\n%s", c.name, err, out.String())
-			}
-			continue
-		}
-		if !errors.Is(err, errCannotWork) || !strings.Contains(out.String(), "ns/s:http/TCP/IPv4: has no endpoints on any node: "+c.want) {
-			t.Errorf("%s: error %v, output:\n%s\nwant %q", c.name, err, out.String(), c.want)
+		if _, all := w.explain(t, "10.96.0.1:80"); !strings.HasPrefix(all, want) {
+			t.Errorf("%s:\n%s\nwant %q", name, all, want)
 		}
 	}
 }

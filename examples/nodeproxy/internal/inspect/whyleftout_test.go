@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -68,7 +69,11 @@ func (x *world) explain(t *testing.T, to string) (one, all string) {
 	must.Get((explainOptions{from: from}).ask(&out, w, p))(t)
 	one = out.String()
 	out.Reset()
-	_ = explainAll(&out, w)
+	err := explainAll(&out, w)
+	// A line of a Service port that cannot work, or of an object that cannot be used.
+	if cannot := strings.Count(out.String(), "\n") > 1; errors.Is(err, errCannotWork) != cannot {
+		t.Errorf("explain --all returns %v, and prints\n%s", err, &out)
+	}
 	return one, out.String()
 }
 
