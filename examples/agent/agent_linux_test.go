@@ -222,13 +222,10 @@ func TestTwoAgentsServeTwoNamespaces(t *testing.T) {
 			ended := make(chan error)
 			var agents []*agent.Agent
 			for i, n := range nets {
-				a, err := agent.New(ctx, agent.Options{
+				a := must.Get(agent.New(ctx, agent.Options{
 					Config: config, Source: objects(pods[i]), NetNS: n.node.File(), Log: logTo(t), Serve: true, Files: 1000,
 					Registerer: registry, Labels: prometheus.Labels{"node": fmt.Sprint(i)},
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				}))(t)
 				agents = append(agents, a)
 				go func() { ended <- a.Run(ctx) }()
 				select {
@@ -421,12 +418,9 @@ func TestAgentKnowsItsMountedPages(t *testing.T) {
 	h := netlab.NewHost(t)
 	t.Setenv("XTABLES_LOCKFILE", filepath.Join(t.TempDir(), "lock"))
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := agent.New(ctx, agent.Options{
+	a := must.Get(agent.New(ctx, agent.Options{
 		Config: parse(t, "--proxy-mode=iptables", "--hostname-override=n1"), Source: objects("10.1.0.2"), NetNS: h.File(), Log: logTo(t),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	for addr, pages := range map[string]http.Handler{"127.0.0.1:10256": a.Healthz(), "127.0.0.1:10249": a.Metrics()} {
 		l := must.Get(h.Listen("tcp", addr))(t)
 		defer l.Close()

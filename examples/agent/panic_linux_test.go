@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"strings"
@@ -14,9 +15,26 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/go-proxier/proxier/examples/agent"
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
+
+// buffer is a bytes.Buffer for several goroutines.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
 
 // panicking is a log, and a sink of Events, that panics.
 type panicking struct{ slog.Handler }
@@ -61,7 +79,7 @@ func TestAgentGoesOnWithoutWhatItDoesNotNeed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			check := leftovers(t)
-			var log controlplane.Tail
+			var log buffer
 			stop := runAgent(t, agent.Options{
 				Config: parse(t, "--hostname-override", "n1"), NetNS: h.File(), Events: panicking{}, Source: source,
 				Backend: agent.Discard, Registerer: panickingRegistry{prometheus.NewRegistry()},

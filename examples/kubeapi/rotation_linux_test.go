@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -54,40 +55,39 @@ type authority struct {
 }
 
 func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t}
-	var err error
-	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		t.Fatal(err)
-	}
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, c, c, a.key.Public(), a.key))(t)
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
+	c := &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	a := &authority{t: t, cert: c}
+	der, key := a.sign(c)
+	a.key, a.cert = key, must.Get(x509.ParseCertificate(der))(t)
 	return a
 }
 
-// write writes the authority's own certificate.
-func (a *authority) write(file string) {
-	put(a.t, file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}))
+// sign signs a certificate with a new key, which is the authority's own for the first one.
+func (a *authority) sign(c *x509.Certificate) (der []byte, key *ecdsa.PrivateKey) {
+	key = must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(a.t)
+	if a.key == nil {
+		a.key = key
+	}
+	c.SerialNumber, c.NotBefore, c.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	return must.Get(x509.CreateCertificate(rand.Reader, c, a.cert, key.Public(), a.key))(a.t), key
 }
+
+func encoded(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+// write writes the authority's own certificate.
+func (a *authority) write(file string) { put(a.t, file, encoded("CERTIFICATE", a.cert.Raw)) }
 
 // issue writes a certificate of an administrator and of the API server to file.crt, and its key to
 // file.key.
 func (a *authority) issue(file string) {
-	k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(a.t)
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP(rotationAddress)},
+	der, key := a.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, IPAddresses: []net.IP{net.ParseIP(rotationAddress)},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, c, a.cert, k.Public(), a.key))(a.t)
-	raw := must.Get(x509.MarshalECPrivateKey(k))(a.t)
-	put(a.t, file+".crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	put(a.t, file+".key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw}))
+	})
+	put(a.t, file+".crt", encoded("CERTIFICATE", der))
+	put(a.t, file+".key", encoded("EC PRIVATE KEY", must.Get(x509.MarshalECPrivateKey(key))(a.t)))
 }
 
 // put replaces a file in one step.
@@ -141,14 +141,11 @@ users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u
 		readAuthorityOften(t, client)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		handler := handlerOf(func(string) {})
-		handler.SetNode = func(n *v1.Node) { v := n.Labels["version"]; f.label.Store(&v) }
-		Follow(ctx, client, tracker.Selector{}, "n1", handler, slog.New(slog.DiscardHandler))
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+	handler := handlerOf(func(string) {})
+	handler.SetNode = func(n *v1.Node) { v := n.Labels["version"]; f.label.Store(&v) }
+	var wg sync.WaitGroup
+	wg.Go(func() { Follow(ctx, client, tracker.Selector{}, "n1", handler, slog.New(slog.DiscardHandler)) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	return f
 }
 
@@ -222,12 +219,7 @@ func TestRotatedCredentialsAreReadAgain(t *testing.T) {
 
 	// The first two trust both authorities.
 	for _, name := range []string{"ca-of-the-first", "ca-of-the-second"} {
-		put(t, at(name), nil)
-		for _, a := range []*authority{old, next} {
-			one := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
-			text := must.Get(os.ReadFile(at(name)))(t)
-			put(t, at(name), append(text, one...))
-		}
+		put(t, at(name), append(encoded("CERTIFICATE", old.cert.Raw), encoded("CERTIFICATE", next.cert.Raw)...))
 	}
 	followers := map[string]*follower{
 		"token":              followAs(t, h, dir, "ca-of-the-first", "{tokenFile: token}"),

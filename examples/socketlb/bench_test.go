@@ -155,16 +155,14 @@ func compare(b *testing.B, ways []way, unit string, amount float64, run func(way
 	for b.Loop() {
 		for _, at := range rand.Perm(len(ways)) {
 			w := ways[at]
-			if err := w.group.Do(func() error {
+			must.Do(b, w.group.Do(func() error {
 				return w.client.Do(func() error {
 					start := time.Now()
 					err := run(w)
 					took[w.name] = append(took[w.name], time.Since(start).Seconds())
 					return err
 				})
-			}); err != nil {
-				b.Fatal(err)
-			}
+			}))
 		}
 	}
 	b.ReportMetric(0, "ns/op")
@@ -235,12 +233,10 @@ func BenchmarkThroughput(b *testing.B) {
 			ways, out, in := benchWays(b, services), make([]byte, 1<<20), make([]byte, 1)
 			open := map[string]net.Conn{}
 			for _, w := range ways {
-				if err := w.group.Do(func() (err error) {
+				must.Do(b, w.group.Do(func() (err error) {
 					open[w.name], err = w.client.Dial(context.Background(), "tcp", "", w.sink)
 					return err
-				}); err != nil {
-					b.Fatal(err)
-				}
+				}))
 				defer open[w.name].Close()
 			}
 			compare(b, ways, "MB", benchBlock/1e6, func(w way) error {

@@ -24,7 +24,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
-	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -36,13 +35,10 @@ import (
 // socket opens an unconnected UDP socket in the cgroup.
 func (l *lab) socket(h *netlab.Host, at string) (c net.PacketConn) {
 	l.Helper()
-	err := l.Do(func() (err error) {
+	must.Do(l, l.Do(func() (err error) {
 		c, err = h.ListenPacket("udp", at)
 		return err
-	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	}))
 	l.Cleanup(func() { c.Close() })
 	return c
 }
@@ -312,7 +308,7 @@ func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel()
-			var log controlplane.Tail
+			var log strings.Builder
 			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			if c.process {
 				l.started(l.pod)
@@ -323,14 +319,12 @@ func TestSocketsThatCannotBeEndedAreReportedOnce(t *testing.T) {
 				must.Get(talk(conn))(t)
 				l.set("dns", 1, 0, backendtest.Over(v1.ProtocolUDP), backendtest.NodePort(30080), backendtest.ExternalLocal)
 				// The Backend works in the node's network namespace, as the agent does.
-				if err := l.nodeNS.Do(func() error {
+				must.Do(t, l.nodeNS.Do(func() error {
 					if !c.confine {
 						return l.cursor.Sync(t.Context())
 					}
 					return withoutCapabilities(func() error { return l.cursor.Sync(t.Context()) }, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE)
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				if err := reads(conn, 100*time.Millisecond); errors.Is(err, unix.ECONNABORTED) != (c.lines == 0) {
 					t.Errorf("%v, want %d lines", err, c.lines)
 				}

@@ -336,54 +336,29 @@ func TestLocalPortsAreAssignedOnce(t *testing.T) {
 
 func TestRunWaitsForOpenConnections(t *testing.T) {
 	t.Parallel()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	go func() {
-		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
-			go func() {
-				io.Copy(c, c)
-				c.Close()
-			}()
-		}
-	}()
-	world := startLocal(t, manifest(500, "", l.Addr().(*net.TCPAddr).Port), "--drain", "1h")
+	endpoint := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer endpoint.Close()
+	world := startLocal(t, manifest(500, "", endpoint.Addr().(*net.TCPAddr).Port), "--drain", "1h")
 	web, _ := world.web(t, 0, 1)
 	c := must.Get(net.Dial("tcp", web))(t)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(testtime.Timeout))
-	echo := func() error {
-		if _, err := c.Write([]byte("x")); err != nil {
-			return err
-		}
-		_, err := io.ReadFull(c, make([]byte, 1))
-		return err
-	}
-	must.Do(t, echo())
+	server := must.Get(endpoint.Accept())(t)
+	defer server.Close()
 	world.stop()
-	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
-		again, err := net.Dial("tcp", web)
-		if err != nil {
-			break
-		}
-		again.Close()
-		if time.Now().After(end) {
-			t.Fatal("the program still listens after its end was requested")
-		}
-	}
-	if err := echo(); err != nil {
-		t.Error(err)
-	}
+	listen(t, web).Close() // when the program has closed its own socket
+	must.Get(c.Write([]byte("x")))(t)
+	must.Get(io.ReadFull(server, make([]byte, 1)))(t)
 	select {
 	case err := <-world.done:
 		t.Errorf("run returned (%v) before the connection ended", err)
 	default:
 	}
 	c.Close()
+	server.Close()
 	select {
 	case err := <-world.done:
-		if err != nil {
-			t.Error(err)
-		}
+		must.Do(t, err)
 	case <-time.After(testtime.Timeout):
 		t.Error("run did not return after the last connection ended")
 	}

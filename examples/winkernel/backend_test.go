@@ -49,10 +49,7 @@ func newCluster(tb testing.TB) *cluster {
 
 func (c *cluster) restart(tb testing.TB) {
 	tb.Helper()
-	var err error
-	if c.backend, err = winkernel.New(context.Background(), c.config); err != nil {
-		tb.Fatal(err)
-	}
+	c.backend = must.Get(winkernel.New(context.Background(), c.config))(tb)
 }
 
 func service(n int, endpoints ...string) *ruleset.Port {
@@ -94,6 +91,15 @@ func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Port
 	c.hns.Calls()
 	must.Do(tb, c.backend.Apply(context.Background(), c.delta(full, services)))
 	return c.hns.Calls()
+}
+
+// drifted checks that the backend sees what was changed behind its back.
+func (c *cluster) drifted(t *testing.T) {
+	t.Helper()
+	var drift *dataplane.DriftError
+	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
+		t.Fatalf("Check: %v", err)
+	}
 }
 
 // fill programs n Services of two remote endpoints each.
@@ -155,14 +161,9 @@ func TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint(t *testing.T) {
 	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 0 {
 		t.Errorf("load balancers are left: %v", lbs)
 	}
-	if err := c.backend.Check(t.Context()); err != nil {
-		t.Errorf("Check while nothing happened: %v", err)
-	}
+	must.Do(t, c.backend.Check(t.Context()))
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.6")}})
-	var drift *dataplane.DriftError
-	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
-		t.Errorf("Check after the endpoint was made: %v", err)
-	}
+	c.drifted(t)
 	if err := c.backend.Apply(t.Context(), c.delta(false, nil)); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Errorf("Apply after a drift: %v", err)
 	}
@@ -205,14 +206,9 @@ func TestHostNetworkPodIsLeftOutAndReported(t *testing.T) {
 	if want := []string{"svc-0[192.168.0.11]", "svc-1[192.168.0.11]"}; !slices.Equal(reported, want) || bytes.Count(log.Bytes(), []byte("host network")) != 2 {
 		t.Errorf("reported were %v, want %v; the log:\n%s", reported, want, &log)
 	}
-	if err := c.backend.Check(t.Context()); err != nil {
-		t.Errorf("Check while nothing happened: %v", err)
-	}
+	must.Do(t, c.backend.Check(t.Context()))
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{nodeIP}})
-	var drift *dataplane.DriftError
-	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
-		t.Errorf("Check after an endpoint was made at the node's address: %v", err)
-	}
+	c.drifted(t)
 	c.apply(t, true, c.old)
 	has(0, "10.244.2.2", nodeIP.String())
 	has(1, nodeIP.String())
@@ -247,18 +243,11 @@ func TestCheckFindsForeignChanges(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			c := newCluster(t)
 			c.fill(t, 3)
-			if err := c.backend.Check(t.Context()); err != nil {
-				t.Fatalf("Check before: %v", err)
-			}
+			must.Do(t, c.backend.Check(t.Context()))
 			must.Do(t, change(c))
-			var drift *dataplane.DriftError
-			if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
-				t.Fatalf("Check after: %v", err)
-			}
+			c.drifted(t)
 			c.apply(t, true, c.old)
-			if err := c.backend.Check(t.Context()); err != nil {
-				t.Errorf("Check after a full delta: %v", err)
-			}
+			must.Do(t, c.backend.Check(t.Context()))
 		})
 	}
 }
@@ -270,9 +259,7 @@ func TestCheckIgnoresOtherObjects(t *testing.T) {
 	other := c.hns.Plug(winkernel.Endpoint{Network: otherNetwork, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
 	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")}})
 	c.hns.Place(winkernel.LoadBalancer{Frontend: winkernel.Frontend{Port: 8080, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}, Endpoints: []string{other}})
-	if err := c.backend.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, c.backend.Check(t.Context()))
 	c.restart(t)
 	c.apply(t, true, nil)
 	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 1 {

@@ -123,19 +123,12 @@ func (r *replay) start(t *testing.T) {
 	for _, f := range r.world.Families {
 		families = append(families, map[string]tracker.Family{"IPv4": tracker.IPv4, "IPv6": tracker.IPv6}[f])
 	}
-	var err error
-	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: c.NodeName}, Families: families, OnService: winkernel.OnService})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.tracker = must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: c.NodeName}, Families: families, OnService: winkernel.OnService}))(t)
 	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: r.tracker}))(t)
-	r.backend, err = winkernel.New(t.Context(), winkernel.Config{
+	r.backend = must.Get(winkernel.New(t.Context(), winkernel.Config{
 		HNS: r.api, Network: c.NetworkName, Node: c.NodeName, NodeIPs: c.NodeIPs, DSR: r.world.DSR, HostMAC: c.HostMAC, SourceVIP: c.SourceVIP,
 		ForwardHealthCheckVIP: c.ForwardHealthCheckVIP, RootEndpoint: c.RootEndpointName, HealthzPort: c.HealthzPort,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	r.cursor = engine.Attach("winkernel", r.backend)
 	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
 		must.Do(t, apply(r.tracker, r.objects[key]))

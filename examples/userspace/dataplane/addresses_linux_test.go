@@ -67,12 +67,10 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	open := func(to string) net.Conn {
 		t.Helper()
 		var c net.Conn
-		if err := w.Do(func() (err error) {
+		must.Do(t, w.Do(func() (err error) {
 			c, err = (&net.Dialer{Timeout: testtime.Timeout}).DialContext(context.Background(), "tcp", to)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		t.Cleanup(func() { c.Close() })
 		c.SetDeadline(time.Now().Add(testtime.Timeout))
 		return c
@@ -132,13 +130,11 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	if _, err := other.Read(buf); err != nil {
 		t.Errorf("a connection through another address: %v", err)
 	}
-	if err := w.Do(func() error {
+	must.Do(t, w.Do(func() error {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		b.Shutdown(ctx)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	held()
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -41,16 +42,14 @@ func TestSocketHearsItsAudience(t *testing.T) {
 		for range 60 {
 			sources = append(sources, random())
 		}
-		if err := w.Do(func() error {
+		must.Do(t, w.Do(func() error {
 			for _, a := range sources {
 				if err := b.config.Addresses.Hold(a); err != nil {
 					return err
 				}
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		for range 40 {
 			var who audience
 			for range r.IntN(3) {
@@ -65,12 +64,10 @@ func TestSocketHearsItsAudience(t *testing.T) {
 				who = append(who, list)
 			}
 			var heard []netip.Addr
-			if err := w.Do(func() (err error) {
+			must.Do(t, w.Do(func() (err error) {
 				heard, err = hears(sources[0], who, sources)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			var want []netip.Addr
 			for _, a := range sources {
 				in := true

@@ -121,12 +121,10 @@ func BenchmarkThroughput(b *testing.B) {
 	const block = 1 << 20
 	ways(b, func(b *testing.B, do func(func() error) error, to string) {
 		var c *net.TCPConn
-		if err := do(func() (err error) {
+		must.Do(b, do(func() (err error) {
 			c, err = open(to)
 			return err
-		}); err != nil {
-			b.Fatal(err)
-		}
+		}))
 		defer c.Close()
 		b.SetBytes(block)
 		out, in := make([]byte, block), make([]byte, block)

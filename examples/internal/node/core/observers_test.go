@@ -143,7 +143,7 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 					return nil
 				}))
 				cursor.OnSync(o.onSync)
-				r, err := runner.New(runner.Config{Min: time.Millisecond, Retry: cfg.SyncPeriod, Log: log}, func(ctx context.Context) error {
+				r := must.Get(runner.New(runner.Config{Min: time.Millisecond, Retry: cfg.SyncPeriod, Log: log}, func(ctx context.Context) error {
 					o.begin()
 					err := cursor.Sync(ctx)
 					failed := 0
@@ -152,10 +152,7 @@ func TestAnHourOfChangesIsAShortLog(t *testing.T) {
 					}
 					o.report(failed)
 					return err
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				}))(t)
 				engine.Notify(r.Trigger)
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error)

@@ -92,12 +92,10 @@ func TestForeignRulesDoNotHideKubeletsHint(t *testing.T) {
 			}
 		}
 		var f Flavor
-		if err := h.Do(func() error {
+		must.Do(t, h.Do(func() error {
 			f = ChooseFlavor(t.Context(), &config.Config{Mode: config.ModeIPTables, Flavor: iptables.AnyFlavor})
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if f.Name != iptables.NFT || !strings.Contains(f.why, "KUBE-IPTABLES-HINT") {
 			t.Errorf("%s: chose %q because %s", rule, f.Name, f.why)
 		}

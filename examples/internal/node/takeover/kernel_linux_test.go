@@ -42,12 +42,10 @@ func TestModeOfServicesChain(t *testing.T) {
 			node := netlab.NewHost(t)
 			must.Get(node.Run(t, "sh", "-e", "-c", c.script+":"))(t)
 			var all map[Kind]uint64
-			if err := node.Do(func() (err error) {
+			must.Do(t, node.Do(func() (err error) {
 				all, err = Look(t.Context(), nil, false)
 				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			var got []string
 			for kind := range maps.Keys(all) {
 				got = append(got, string(kind.Owner)+" "+kind.Mode)
@@ -71,12 +69,10 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 	marked := func() []tracker.Family {
 		t.Helper()
 		var out []tracker.Family
-		if err := node.Do(func() (err error) {
+		must.Do(t, node.Do(func() (err error) {
 			out, err = Marked(t.Context())
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return out
 	}
 	must.Do(t, node.Do(func() error { return Mark([]tracker.Family{tracker.IPv4, tracker.IPv6}) }))

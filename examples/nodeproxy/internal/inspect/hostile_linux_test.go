@@ -215,15 +215,13 @@ func runWith(t *testing.T, h *netlab.Host, input string, c *exec.Cmd) string {
 	t.Helper()
 	c.Stdin = strings.NewReader(input)
 	var out []byte
-	if err := h.Do(func() (err error) {
+	must.Do(t, h.Do(func() (err error) {
 		out, err = c.CombinedOutput()
 		if errors.As(err, new(*exec.ExitError)) {
 			out, err = fmt.Appendf(out, "%v\n", err), nil
 		}
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return string(out)
 }
 

@@ -22,7 +22,7 @@ func TestExplainAllNamesTheOwnerOfAFrontend(t *testing.T) {
 	for _, want := range []string{
 		"shop/web:http/TCP/IPv4: external IP 192.0.2.1:80 belongs to shop/old:http/TCP/IPv4 (ProxyFrontendConflict)\n",
 		"shop/web:http/TCP/IPv4: node port 30080 belongs to shop/old:http/TCP/IPv4 (ProxyFrontendConflict)\n",
-		"2 Services, 2 ports: 1 has no endpoints, 2 frontends lost to other Services\n",
+		"2 Services, 2 ports: 1 cannot work, 2 frontends lost to other Services\n",
 	} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)

@@ -21,13 +21,14 @@ import (
 	"github.com/prometheus/common/model"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/go-proxier/proxier/examples/internal/node/configtest"
 	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
+	"github.com/go-proxier/proxier/internal/testing/backendtest"
+	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
@@ -195,46 +196,26 @@ func (p *fakePlane) mode(name string) modes.Mode {
 func (s *site) agentIn(t *testing.T, m modes.Mode, f func(*core.Agent) error) {
 	t.Helper()
 	c := configtest.Parsed(t, []string{"run", "--manifests", t.TempDir(), "--hostname-override", "n1", "--proxy-mode", m.Name})
-	err := s.Node.Do(func() error {
+	must.Do(t, s.Node.Do(func() error {
 		a, err := core.New(t.Context(), core.Options{Config: c, Modes: []modes.Mode{m}, Lines: io.Discard, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Gatherer: legacyregistry.DefaultGatherer})
 		if err != nil {
 			return err
 		}
 		defer a.Close()
 		return f(a)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
-// dualStack returns a Service of both families with two ports, and dualSlice its endpoints in
-// one family.
+func nameOf(s string) types.NamespacedName { return types.NamespacedName{Namespace: "ns", Name: s} }
+
+// dualStack returns a Service of both families over UDP, and dualSlice its endpoints in one family.
 func dualStack(name string, n int) *v1.Service {
-	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: v1.ServiceSpec{
-		ClusterIP: fmt.Sprintf("10.96.1.%d", n), ClusterIPs: []string{fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n)},
-		IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-		Ports:      []v1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 53, Protocol: v1.ProtocolUDP}},
-	}}
+	return backendtest.Service(nameOf(name), "a", fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n), backendtest.Over(v1.ProtocolUDP))
 }
 
-func nameOf(o metav1.Object) types.NamespacedName {
-	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
-}
-
-func dualSlice(service string, family discovery.AddressType, addrs ...string) *discovery.EndpointSlice {
-	a, b, number, udp := "a", "b", int32(8080), v1.ProtocolUDP
-	out := &discovery.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns", Name: service + "-" + strings.ToLower(string(family)), Labels: map[string]string{discovery.LabelServiceName: service},
-			Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(time.RFC3339Nano)},
-		},
-		AddressType: family,
-		Ports:       []discovery.EndpointPort{{Name: &a, Port: &number}, {Name: &b, Port: &number, Protocol: &udp}},
-	}
-	for _, addr := range addrs {
-		out.Endpoints = append(out.Endpoints, discovery.Endpoint{Addresses: []string{addr}})
-	}
+func dualSlice(service string, f tracker.Family, addr string) *discovery.EndpointSlice {
+	out := backendtest.Slice(nameOf(service), f.String(), f, "a", v1.ProtocolUDP, backendtest.Endpoint(addr, "other"))
+	out.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(time.RFC3339Nano)}
 	return out
 }
 
@@ -270,14 +251,14 @@ func metricsOf(t *testing.T, m modes.Mode) {
 		}
 
 		a.SetService(dualStack("x", 1))
-		a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
-		a.SetSlice(dualSlice("x", discovery.AddressTypeIPv6, "fd00:1::2"))
+		a.SetSlice(dualSlice("x", tracker.IPv4, podIPs[0]))
+		a.SetSlice(dualSlice("x", tracker.IPv6, "fd00:1::2"))
 		a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		if err := a.Sync(t.Context()); err != nil {
 			return err
 		}
 		// New endpoints, and a removed endpoint, whose UDP flows are looked up.
-		a.SetSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[1]))
+		a.SetSlice(dualSlice("x", tracker.IPv4, podIPs[1]))
 		if err := a.Sync(t.Context()); err != nil {
 			return err
 		}
@@ -315,7 +296,7 @@ func metricsOf(t *testing.T, m modes.Mode) {
 // countsInKernel reports whether rules of iptables can count with nfacct here.
 func (s *site) countsInKernel(t *testing.T) (yes bool) {
 	t.Helper()
-	err := s.Node.Do(func() error {
+	must.Do(t, s.Node.Do(func() error {
 		b, err := iptables.New(t.Context(), iptables.Config{LocalhostNodePorts: true})
 		if err != nil {
 			return err
@@ -324,10 +305,7 @@ func (s *site) countsInKernel(t *testing.T) (yes bool) {
 		packets, err := b.Counters()
 		yes = len(packets) != 0
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return yes
 }
 
@@ -349,8 +327,8 @@ func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
 			}
 		}
 		x := dualStack("x", 1)
-		slice4 := dualSlice("x", discovery.AddressTypeIPv4, podIPs[0])
-		slice6 := dualSlice("x", discovery.AddressTypeIPv6, "fd00:1::2")
+		slice4 := dualSlice("x", tracker.IPv4, podIPs[0])
+		slice6 := dualSlice("x", tracker.IPv6, "fd00:1::2")
 		a.SetService(x)
 		a.SetService(dualStack("y", 2))
 		want("two Services", 4, 2, 0, 0)
@@ -364,15 +342,17 @@ func TestChangesAreCountedAsInKubeProxy(t *testing.T) {
 		a.SetSlice(slice6)
 		want("two slices", 8, 2, 2, 2)
 		a.SetSlice(slice6)
-		a.SetSlice(dualSlice("x", discovery.AddressTypeFQDN, "x.example"))
+		names := dualSlice("x", tracker.IPv4, "x.example")
+		names.Name, names.AddressType = "x-fqdn", discovery.AddressTypeFQDN
+		a.SetSlice(names)
 		want("the same slice, and one without addresses", 8, 2, 3, 2)
 		a.Starting(runner.RunInfo{})
 		want("a sync before all objects are listed", 8, 2, 3, 2)
 		a.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 		a.Starting(runner.RunInfo{})
 		want("a sync", 8, 0, 3, 0)
-		a.DeleteSlice(nameOf(slice4))
-		a.DeleteService(nameOf(x))
+		a.DeleteSlice(nameOf(slice4.Name))
+		a.DeleteService(nameOf(x.Name))
 		want("deletions", 10, 1, 4, 1)
 		return nil
 	})
@@ -421,7 +401,7 @@ func TestFailuresAreCounted(t *testing.T) {
 				want("a sync of a change fails", 2, 2, 1)
 				sync(true, context.Canceled)
 				want("a sync is canceled", 2, 2, 1)
-				key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: nameOf(dualStack("y", 2)), Port: "a", Protocol: v1.ProtocolTCP}, Family: tracker.IPv6}
+				key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: nameOf("y"), Port: "a", Protocol: v1.ProtocolUDP}, Family: tracker.IPv6}
 				sync(true, &ruleset.PartialError{Failed: map[tracker.Key]error{key: errors.New("no")}})
 				want("one Service fails in IPv6", 2, 3, 1)
 				a.SetService(dualStack("z", 3))

@@ -335,34 +335,11 @@ func (r *rehearsal) kubeProxyManifests(mode string, moved bool) string {
 		config = strings.NewReplacer(`metricsBindAddress: ""`, "metricsBindAddress: 127.0.0.1:20249", `healthzBindAddress: ""`, "healthzBindAddress: 0.0.0.0:20256").Replace(config)
 	}
 	kubeconfig := must.Get(os.ReadFile(r.c.Kubeconfig()))(r.t)
-	data, err := json.Marshal(map[string]any{
+	data := must.Get(json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "kube-proxy", "namespace": "kube-system"},
 		"data": map[string]string{"config.conf": config, "kubeconfig.conf": string(kubeconfig)},
-	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return string(data) + "\n---\n" + `apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: kube-proxy, namespace: kube-system, labels: {k8s-app: kube-proxy}}
-spec:
-  selector: {matchLabels: {k8s-app: kube-proxy}}
-  template:
-    metadata: {labels: {k8s-app: kube-proxy}}
-    spec:
-      hostNetwork: true
-      containers:
-      - name: kube-proxy
-        image: registry.k8s.io/kube-proxy:v1.37.2
-        command: [/usr/local/bin/kube-proxy, --config=/var/lib/kube-proxy/config.conf, --hostname-override=$(NODE_NAME)]
-        env:
-        - name: NODE_NAME
-          valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-        volumeMounts:
-        - {name: kube-proxy, mountPath: /var/lib/kube-proxy}
-      volumes:
-      - {name: kube-proxy, configMap: {name: kube-proxy}}
-`
+	}))(r.t)
+	return string(data) + "\n---\n" + string(must.Get(os.ReadFile("testdata/kube-proxy.yaml"))(r.t))
 }
 
 // kubeProxyServes waits until kube-proxy has written its rules on a node: its /healthz answers

@@ -140,14 +140,9 @@ func TestPublicReports(t *testing.T) {
 				r.applied(checked, local, dns)
 				check := func(addr string) int { code, _, _ := get(t, r.Client, "http://"+addr+":32000/"); return code }
 				eventually(t, "the check answers", func() bool { return check("192.0.2.1") == 200 })
-				for range 3 {
-					for _, verb := range []string{"add", "del"} {
-						r.must(r.Node, "ip", "addr", verb, "192.0.2.3/24", "dev", "eth0")
-						r.applied(checked, strings.ReplaceAll(local, "web-1", "web-"+verb), dns)
-					}
-				}
 				r.must(r.Node, "ip", "addr", "add", "192.0.2.3/24", "dev", "eth0")
 				eventually(t, "the check answers at the new address", func() bool { return check("192.0.2.3") == 200 })
+				r.must(r.Node, "ip", "addr", "del", "192.0.2.3/24", "dev", "eth0")
 				var asks []func() string
 				var names []string
 				for range 10 {

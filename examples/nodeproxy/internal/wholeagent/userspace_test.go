@@ -21,15 +21,13 @@ import (
 // heldAddresses returns the number of addresses of Services that a node has in mode userspace.
 func heldAddresses(t *testing.T, h *netlab.Host) (n int) {
 	t.Helper()
-	if err := h.Do(func() error {
+	must.Do(t, h.Do(func() error {
 		return modes.WithAddresses(func(a *vip.Addresses) error {
 			held, err := a.Held()
 			n = len(held)
 			return err
 		})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return n
 }
 
@@ -37,7 +35,7 @@ func heldAddresses(t *testing.T, h *netlab.Host) (n int) {
 func TestModeUserspaceServesANode(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	p := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--nodeport-addresses", "primary,localhost",
+	p := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--nodeport-addresses", "primary,localhost", "--sync-period", "1s",
 		"--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
 	s.answeredBy(t, clusterVIP, podIPs[:2]...)
 	s.answeredBy(t, nodePort, podIPs[:2]...)
