@@ -70,8 +70,6 @@ type Config struct {
 	Annotations []string
 	// LogFile is the file that all output is appended to, or "". It is for Windows.
 	LogFile string
-	// Winkernel configures mode kernelspace.
-	Winkernel Winkernel
 	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
 	// Flavor is the flavor of iptables in modes iptables and ipvs. AnyFlavor leaves the choice to the agent.
@@ -183,11 +181,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		return nil, fmt.Errorf("--socket-lb is not supported in mode %s", out.Mode)
 	}
 	if out.Mode == ModeKernelspace {
-		out.Winkernel = Winkernel{k.Winkernel, cmp.Or(k.Winkernel.NetworkName, fl.Network), netip.Addr{}}
-		if k.Winkernel.SourceVip != "" {
-			out.Winkernel.SourceVIP = netip.MustParseAddr(k.Winkernel.SourceVip) // validate has checked it
-		}
-		if out.Winkernel.Network == "" {
+		if k.Winkernel.NetworkName = cmp.Or(k.Winkernel.NetworkName, fl.Network); k.Winkernel.NetworkName == "" {
 			return nil, errors.New("--network-name is required, or winkernel.networkName in the configuration file, or the environment variable KUBE_NETWORK")
 		}
 	}
@@ -268,15 +262,6 @@ func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
 		return &c.IPVS.SyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration
 	}
 	return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
-}
-
-// Winkernel configures mode kernelspace. Its embedded fields are those of the configuration file.
-type Winkernel struct {
-	v1alpha1.KubeProxyWinkernelConfiguration
-	// Network is the name of the HNS network.
-	Network string
-	// SourceVIP is the parsed SourceVip, or the zero Addr.
-	SourceVIP netip.Addr
 }
 
 // SocketLB configures the translation of connections at the socket.

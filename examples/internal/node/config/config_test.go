@@ -801,19 +801,19 @@ func TestWindowsHasItsOwnModeAndFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := c.Winkernel
-	if c.Mode != ModeKernelspace || w.Network != "cluster" || w.SourceVIP != netip.MustParseAddr("10.0.0.2") || !w.EnableDSR ||
+	w := c.Effective.Winkernel
+	if c.Mode != ModeKernelspace || w.NetworkName != "cluster" || w.SourceVip != "10.0.0.2" || !w.EnableDSR ||
 		!w.ForwardHealthCheckVip || w.RootHnsEndpointName != "cbr0" || c.LogFile != "x" {
 		t.Errorf("flags: mode %s, %+v, log file %q", c.Mode, w, c.LogFile)
 	}
 	wantNotes(t, c)
 	c = must.Get(ofWindows(t, "winkernel: {networkName: net, enableDSR: true}\nwindowsRunAsService: true\niptables: {masqueradeAll: true}\n", "--config=f", "--enable-dsr=false"))(t)
-	if c.Mode != ModeKernelspace || c.Winkernel.Network != "net" || !c.Winkernel.EnableDSR {
-		t.Errorf("file: mode %s, %+v", c.Mode, c.Winkernel)
+	if c.Mode != ModeKernelspace || c.Effective.Winkernel.NetworkName != "net" || !c.Effective.Winkernel.EnableDSR {
+		t.Errorf("file: mode %s, %+v", c.Mode, c.Effective.Winkernel)
 	}
 	wantNotes(t, c, "--enable-dsr is ignored, since --config is given", "in the configuration file: iptables.masqueradeAll has no effect in mode kernelspace")
 	t.Setenv("KUBE_NETWORK", "env")
-	if c, err = ofWindows(t, ""); err != nil || c.Winkernel.Network != "env" {
+	if c, err = ofWindows(t, ""); err != nil || c.Effective.Winkernel.NetworkName != "env" {
 		t.Errorf("KUBE_NETWORK: %+v, %v", c, err)
 	}
 	for args, want := range map[string]string{

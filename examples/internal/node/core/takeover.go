@@ -147,29 +147,36 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 		// kube-proxy's mode ipvs has chains of mode iptables, too.
 		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
 	}
-	for waited := false; ; waited = true {
+	waited := false
+	for ; ; waited = true {
 		err := t.look(ctx, true)
 		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return t.kinds[k] != nil && t.kinds[k].Answers() })
-		switch {
-		case i < 0 && waited:
-			t.a.Log.Info("kube-proxy has ended")
-			fallthrough
-		case i < 0:
-			return nil
-		case err == nil && t.kinds[same[i]].Idle():
+		if i < 0 {
+			break
+		}
+		if err == nil && t.kinds[same[i]].Idle() {
 			const text = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
 			t.a.Log.Error(text, "mode", same[i].Mode)
 			t.a.nodeEvent(true, reasonIdleKubeProxy, text)
 			return nil
-		case !waited:
-			t.kinds[same[i]].state = "in-use"
-			t.a.metrics.OtherRules(string(takeover.KubeProxy), same[i].Mode, "in-use")
+		}
+		if !waited {
+			t.setState(same[i], "in-use")
 			t.a.Log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", same[i].Mode)
 		}
 		if err := sleep(ctx, lookInterval); err != nil {
 			return err
 		}
 	}
+	if waited {
+		t.a.Log.Info("kube-proxy has ended")
+	}
+	return nil
+}
+
+func (t *takeOver) setState(k takeover.Kind, state string) {
+	t.kinds[k].state = state
+	t.a.metrics.OtherRules(string(k.Owner), k.Mode, state)
 }
 
 // look looks for proxies and their rules. While the agent waits, rules do not matter unless a proxy
@@ -210,11 +217,10 @@ func (t *takeOver) run(ctx context.Context) error {
 	if t.a.plane.Powerless || t.a.options.Foreign {
 		return nil
 	}
-	cfg, name := t.a.Config, t.mode.Name
-	own := takeover.Kind{Owner: takeover.KubeProxy, Mode: name}
-	if t.mode.TakesOver && name != config.ModeIPVS { // in mode ipvs, chains of kube-proxy's mode ipvs are left
+	own := takeover.Kind{Owner: takeover.KubeProxy, Mode: t.mode.Name}
+	if t.mode.TakesOver && t.mode.Name != config.ModeIPVS { // in mode ipvs, chains of kube-proxy's mode ipvs are left
+		t.setState(own, "")
 		delete(t.kinds, own)
-		t.a.metrics.OtherRules(string(own.Owner), name, "")
 	}
 	// Mode ipvs is the last, because its removal takes until its connections have ended.
 	order := slices.SortedFunc(maps.Keys(t.kinds), func(a, b takeover.Kind) int {
@@ -223,34 +229,39 @@ func (t *takeOver) run(ctx context.Context) error {
 	for _, o := range t.kinds {
 		o.Watch = takeover.Watch{} // waitTurn may not have read the rules
 	}
-	otherFlavor := t.mode.CleanupFlavor
 	t.readAt = time.Time{}
-	for first := true; ; {
+	first, otherFlavor := true, t.mode.CleanupFlavor
+	for {
 		err := t.look(ctx, false)
 		if first && err == nil {
 			err = t.markFirst(ctx)
 		}
-		unknown := first && err == nil
-		first = err != nil && first
+		if err != nil {
+			if ctx.Err() == nil {
+				t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
+			}
+			if err := sleep(ctx, t.a.Config.SyncPeriod); err != nil {
+				return err
+			}
+			continue
+		}
 		wait := time.Duration(0)
 		if otherFlavor != nil {
-			s := modes.Settings{Config: cfg, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
-			if err := otherFlavor(ctx, s); err == nil {
+			s := modes.Settings{Config: t.a.Config, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
+			if t.succeeded(ctx, otherFlavor(ctx, s), "cannot remove the rules in the other flavor of iptables yet") {
 				otherFlavor = nil
 			} else {
-				t.result(ctx, err, "cannot remove the rules in the other flavor of iptables yet")
-				wait = cmp.Or(wait, rulesInterval)
+				wait = rulesInterval
 			}
 		}
 		for _, k := range order {
 			o := t.kinds[k]
 			t.note(k, o)
 			// Not everything that nodeproxy leaves is found. So all of it is removed once.
-			if left := o.state == "left" || unknown && k.Owner == takeover.Nodeproxy && !o.Runs(); left && t.removes(k) && time.Now().After(o.next) {
-				o.next = time.Now().Add(cfg.SyncPeriod)
-				err := t.remove(ctx, k)
-				t.result(ctx, err, "cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode)
-				if err == nil {
+			left := o.state == "left" || first && k.Owner == takeover.Nodeproxy && !o.Runs()
+			if left && t.removes(k) && time.Now().After(o.next) {
+				o.next = time.Now().Add(t.a.Config.SyncPeriod)
+				if t.succeeded(ctx, t.remove(ctx, k), "cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode) {
 					t.readAt, wait = time.Time{}, lookInterval
 				}
 			}
@@ -261,11 +272,8 @@ func (t *takeOver) run(ctx context.Context) error {
 				wait = cmp.Or(wait, rulesInterval)
 			}
 		}
-		switch {
-		case err != nil && ctx.Err() == nil:
-			t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
-			wait = cfg.SyncPeriod
-		case wait == 0:
+		first = false
+		if wait == 0 {
 			return nil
 		}
 		if err := sleep(ctx, wait); err != nil {
@@ -277,12 +285,13 @@ func (t *takeOver) run(ctx context.Context) error {
 // removes reports whether rules of this kind are removed when their owner has ended.
 func (t *takeOver) removes(k takeover.Kind) bool { return t.adopt || k.Owner == takeover.Nodeproxy }
 
-// result logs and counts the failure of a removal. A later look tries again.
-func (t *takeOver) result(ctx context.Context, err error, what string, args ...any) {
+// succeeded reports whether a removal has no error. It logs and counts a failure. A later look tries again.
+func (t *takeOver) succeeded(ctx context.Context, err error, failed string, args ...any) bool {
 	if err != nil && ctx.Err() == nil {
-		t.a.Log.Warn(what, append(args, "error", err)...)
+		t.a.Log.Warn(failed, append(args, "error", err)...)
 		t.a.metrics.CleanupFailed()
 	}
+	return err == nil
 }
 
 // note logs and reports a state that differs from the last one.
@@ -297,8 +306,7 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules) {
 	if now == o.state {
 		return
 	}
-	o.state = now
-	t.a.metrics.OtherRules(string(k.Owner), k.Mode, now)
+	t.setState(k, now)
 	log := t.a.Log.With("proxy", k.Owner, "mode", k.Mode)
 	switch {
 	case now == "":
@@ -341,7 +349,7 @@ func (t *takeOver) remove(ctx context.Context, k takeover.Kind) error {
 		return m.Cleanup(ctx, t.a.Log)
 	case k.Mode == config.ModeNFTables && t.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
 		t.marking.Store(true)
-		return takeover.Replace(t.a.families)
+		return takeover.Mark(t.a.families, true)
 	}
 	return m.CleanupKubeProxy(ctx, t.a.Log)
 }
@@ -384,7 +392,7 @@ func (t *takeOver) mark() error {
 	if !t.marking.Load() {
 		return nil
 	}
-	return takeover.Mark(t.a.families)
+	return takeover.Mark(t.a.families, false)
 }
 
 // sleep waits for a time, or returns the error of ctx when it is done.

@@ -146,9 +146,8 @@ func nameMaps(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "resource busy") {
 		return err
 	}
-	maps, readErr := takeover.MapsToChains()
-	if readErr != nil || len(maps) == 0 {
-		return errors.Join(err, readErr)
+	if maps := takeover.MapsToChains(); len(maps) != 0 {
+		err = fmt.Errorf("%w; chains are in use by %s", err, strings.Join(maps, ", "))
 	}
-	return fmt.Errorf("%w; chains are in use by %s", err, strings.Join(maps, ", "))
+	return err
 }

@@ -26,7 +26,8 @@ func waitForFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, interva
 	logged := ""
 	for {
 		out, err := servedFamilies(ctx, m, s, ipv6, log)
-		if err == nil || !mayPass(err) {
+		// A machine with Windows starts its services, and the network plugin makes the network, in any order.
+		if !errors.Is(err, winkernel.ErrNotRunning) && !errors.Is(err, winkernel.ErrNoNetwork) {
 			return out, err
 		}
 		if text := err.Error(); text != logged {
@@ -41,40 +42,22 @@ func waitForFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, interva
 	}
 }
 
-var errNoIPv6 = fmt.Errorf("%w: the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off", dataplane.ErrUnsupported)
-
-// mayPass reports whether an error of a probe may pass without a change of the configuration. A
-// machine with Windows starts its services, and the network plugin makes the network, in any order.
-func mayPass(err error) bool {
-	return errors.Is(err, winkernel.ErrNotRunning) || errors.Is(err, winkernel.ErrNoNetwork)
-}
-
-func servedFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
-	both := []tracker.Family{tracker.IPv4, tracker.IPv6}
-	probe := func(families ...tracker.Family) error {
-		s := s
-		s.Families = families
-		return m.Probe(ctx, s)
-	}
-	// A probe can take 20 ms, because the kernel waits when its socket is closed.
-	if ipv6 && probe(both...) == nil {
-		return both, nil
-	}
-	var out []tracker.Family
+func servedFamilies(ctx context.Context, m Mode, s Settings, ipv6 bool, log *slog.Logger) (out []tracker.Family, err error) {
 	lacking := map[tracker.Family]error{}
-	for _, f := range both {
-		err := probe(f)
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		s.Families = []tracker.Family{f}
 		if f == tracker.IPv6 && !ipv6 {
-			err = errNoIPv6
+			err = fmt.Errorf("%w: the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off", dataplane.ErrUnsupported)
+		} else {
+			err = m.Probe(ctx, s)
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			out = append(out, f)
 			continue
-		}
-		if !errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, ruleset.ErrConfig) {
+		case !errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, ruleset.ErrConfig):
 			return nil, fmt.Errorf("mode %s: %w", m.Name, err)
-		}
-		if tracker.FamilyOf(s.BindAddress) == f {
+		case tracker.FamilyOf(s.BindAddress) == f:
 			return nil, fmt.Errorf("%v cannot be served, but the node's address %v requires it: %w", f, s.BindAddress, err)
 		}
 		lacking[f] = err

@@ -53,9 +53,10 @@ func winkernelConfig(s Settings) (winkernel.Config, error) {
 	if err != nil {
 		return winkernel.Config{}, err
 	}
-	w := s.Winkernel
+	w := s.Effective.Winkernel
+	source, _ := netip.ParseAddr(w.SourceVip) // "" or valid
 	c := winkernel.Config{
-		HNS: hns, Network: w.Network, Node: s.NodeName, DSR: w.EnableDSR, SourceVIP: w.SourceVIP,
+		HNS: hns, Network: w.NetworkName, Node: s.NodeName, DSR: w.EnableDSR, SourceVIP: source,
 		ForwardHealthCheckVIP: w.ForwardHealthCheckVip, RootEndpoint: w.RootHnsEndpointName, Log: s.Log,
 	}
 	c.Trace = &winkernel.Hooks{}
@@ -98,38 +99,26 @@ func reasonOf(err error) string {
 	return "other"
 }
 
-// leftConfig returns the configuration for what an earlier run left. The node's addresses are those
-// of the machine, which tell the endpoints of cluster IPs in an overlay.
+// leftConfig returns the configuration for what an earlier run left. Without --bind-address, the node's address is the
+// machine's first own one, which tells the endpoints of cluster IPs in an overlay.
 func leftConfig(cfg *config.Config, log *slog.Logger) (winkernel.Config, error) {
-	s := Settings{Config: cfg, Log: log}
-	if cfg.BindAddress.IsValid() {
-		s.NodeIPs = []netip.Addr{cfg.BindAddress}
-	} else {
-		own, err := machineAddress()
+	at := cfg.BindAddress
+	if !at.IsValid() {
+		own, _, stop, err := objects.OpenAddresses()
 		if err != nil {
 			return winkernel.Config{}, err
 		}
-		s.NodeIPs = []netip.Addr{own}
+		defer stop()
+		list, err := own()
+		if err == nil && len(list) == 0 {
+			err = errors.New("the machine has no address")
+		}
+		if err != nil {
+			return winkernel.Config{}, err
+		}
+		at = list[0]
 	}
-	s.Families = []tracker.Family{tracker.FamilyOf(s.NodeIPs[0])}
-	return winkernelConfig(s)
-}
-
-// machineAddress returns the machine's first own address.
-func machineAddress() (netip.Addr, error) {
-	own, _, stop, err := objects.OpenAddresses()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer stop()
-	list, err := own()
-	if err == nil && len(list) == 0 {
-		err = errors.New("the machine has no address")
-	}
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	return list[0], nil
+	return winkernelConfig(Settings{Config: cfg, NodeIPs: []netip.Addr{at}, Families: []tracker.Family{tracker.FamilyOf(at)}, Log: log})
 }
 
 // hostMAC returns the hardware address of the adapter with one of the addresses, or "".

@@ -142,15 +142,8 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			return found, slices.Repeat([]error{err}, len(queries))
 		},
 		CleanupFlavor: func(ctx context.Context, s Settings) error {
-			list := inOtherFlavor(s, leftByIPTables(s.Log), func(c iptables.Config) iptables.Flavor { return c.Flavor })
-			if len(list) == 0 {
-				return nil
-			}
-			cleanup := iptables.CleanupOwn
-			if s.Adopt {
-				cleanup = iptables.Cleanup
-			}
-			if err := cleanupAll(ctx, list, cleanup, s.Log); err != nil || !s.Config.ServesLoopback() {
+			of := func(c iptables.Config) iptables.Flavor { return c.Flavor }
+			if err := cleanupFlavor(ctx, s, leftByIPTables(s.Log), of, iptables.CleanupOwn, iptables.Cleanup); err != nil || !s.Config.ServesLoopback() {
 				return err
 			}
 			// The clean-up may have set route_localnet back.
@@ -160,12 +153,16 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 	})
 }
 
-// inOtherFlavor returns the configurations whose flavor of iptables is not that of the settings. It
-// returns none if only the programs without a flavor in their names can be used.
-func inOtherFlavor[C any](s Settings, list []C, flavorOf func(C) iptables.Flavor) []C {
-	return slices.DeleteFunc(list, func(c C) bool {
-		return s.Flavor == iptables.AnyFlavor || flavorOf(c) != other(s.Flavor)
-	})
+// cleanupFlavor calls own, or all to adopt kube-proxy's rules, for each configuration whose flavor of iptables is not
+// that of the settings, unless only the programs without a flavor in their names can be used.
+func cleanupFlavor[C any](ctx context.Context, s Settings, list []C, of func(C) iptables.Flavor, own, all func(context.Context, C) error) error {
+	if s.Flavor == iptables.AnyFlavor {
+		return nil
+	}
+	if s.Adopt {
+		own = all
+	}
+	return cleanupAll(ctx, slices.DeleteFunc(list, func(c C) bool { return of(c) != other(s.Flavor) }), own, s.Log)
 }
 
 // FlavorInUse returns the flavor of iptables in which the agent has left rules of mode iptables. If
@@ -225,11 +222,8 @@ func IPVS() Mode {
 			return ipvs.Lookup(ctx, ipvs.Config{}, q)
 		}, "no virtual server for it"),
 		CleanupFlavor: func(ctx context.Context, s Settings) (err error) {
-			cleanup := ipvs.CleanupRules
-			if !s.Adopt {
-				cleanup = ifOwned(ipvs.Owned, cleanup)
-			}
-			return cleanupAll(ctx, inOtherFlavor(s, left(s.Log), func(c ipvs.Config) iptables.Flavor { return c.IPTables }), cleanup, s.Log)
+			of := func(c ipvs.Config) iptables.Flavor { return c.IPTables }
+			return cleanupFlavor(ctx, s, left(s.Log), of, ifOwned(ipvs.Owned, ipvs.CleanupRules), ipvs.CleanupRules)
 		},
 	})
 }

@@ -38,25 +38,13 @@ func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) 
 		if err != nil {
 			return nil, err
 		}
-		return func(d *ruleset.Delta) (string, error) {
-			t, err := r.Render(d)
-			if t == nil || t.Empty() {
-				return "", err
-			}
-			return t.String(), err
-		}, nil
+		return textOf(r.Render), nil
 	case config.ModeIPTables:
 		r, err := iptables.NewRenderer(iptables.Config{MasqueradeMark: c.MasqueradeMark, LocalhostNodePorts: c.ServesLoopback()}, families[0])
 		if err != nil {
 			return nil, err
 		}
-		return func(d *ruleset.Delta) (string, error) {
-			t, err := r.Render(d)
-			if t == nil || t.Empty() {
-				return "", err
-			}
-			return t.String(), err
-		}, nil
+		return textOf(r.Render), nil
 	case config.ModeIPVS:
 		ic, err := ipvsConfig(Settings{Config: c, Families: families})
 		if err != nil {
@@ -85,6 +73,21 @@ func NewRenderer(c *config.Config, families []tracker.Family) (Renderer, error) 
 	return nil, fmt.Errorf("mode %s %w: nftables, iptables and ipvs can", c.Mode, ErrNoRenderer)
 }
 
+// textOf returns a Renderer by a function that returns a transaction, or nil.
+func textOf[T interface {
+	comparable
+	Empty() bool
+	String() string
+}](render func(*ruleset.Delta) (T, error)) Renderer {
+	return func(d *ruleset.Delta) (string, error) {
+		t, err := render(d)
+		if t == *new(T) || t.Empty() {
+			return "", err
+		}
+		return t.String(), err
+	}
+}
+
 func nftablesConfig(s Settings) nftables.Config {
 	c := nftables.Config{Families: s.Families, MasqueradeMark: s.MasqueradeMark, Clients: s.Clients, NetNS: s.NetNS, Log: s.Log}
 	if len(s.Offload) != 0 {
@@ -108,10 +111,9 @@ func ipvsConfig(s Settings) (ipvs.Config, error) {
 	e := s.Effective.IPVS
 	c := ipvs.Config{
 		Families: s.Families, IPTables: s.Flavor, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log,
-		Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
+		Properties: propertiesOf, Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP, DrainLimit: s.DrainLimit,
 		Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 	}
-	c.Properties = propertiesOf
 	if slices.Contains(s.Annotations, "ipvs-scheduler") {
 		c.Schedulers = ipvs.Schedulers()
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
@@ -94,14 +95,14 @@ func (c *Clients) readSets(ctx context.Context, ns *os.File) error {
 				err = errors.Join(err, e)
 			}
 		}
-		sets, e := conn.Sets(kubeProxyTable, nfproto(family))
+		sets, e := conn.Sets(kubeProxyTable, inet.AF(family))
 		note(e)
 		for name := range sets {
 			if !strings.HasPrefix(name, affinityPrefix) || len(name) <= len(affinityPrefix)+hashLength {
 				continue
 			}
 			id := strings.ReplaceAll(name[len(affinityPrefix)+hashLength:], ":", ".")
-			note(conn.Elements(kubeProxyTable, nfproto(family), name, func(e nft.Element) {
+			note(conn.Elements(kubeProxyTable, inet.AF(family), name, func(e nft.Element) {
 				if addr, ok := netip.AddrFromSlice(e.Key); ok {
 					c.byName[id] = append(c.byName[id], addr)
 				}

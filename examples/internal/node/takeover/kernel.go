@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
@@ -128,7 +129,7 @@ func (r *reader) rules(table, chain string, see func(expressions []byte)) uint64
 		if chain != "" {
 			attrs = nfnl.AppendString(attrs, unix.NFTA_RULE_CHAIN, chain)
 		}
-		h.Write([]byte{nfproto(family)})
+		h.Write([]byte{inet.AF(family)})
 		r.get(unix.NFT_MSG_GETRULE, family, true, attrs, func(typ uint16, data []byte) {
 			switch {
 			case typ == unix.NFTA_RULE_HANDLE:
@@ -150,7 +151,7 @@ func (r *reader) get(typ uint16, family tracker.Family, dump bool, attrs []byte,
 	if r.err != nil {
 		return
 	}
-	err := r.Get(typ, nfproto(family), dump, attrs, func(object []byte) error {
+	err := r.Get(typ, inet.AF(family), dump, attrs, func(object []byte) error {
 		for typ, data := range nfnl.Attributes(object) {
 			fn(typ, data)
 		}
@@ -162,32 +163,29 @@ func (r *reader) get(typ uint16, family tracker.Family, dump bool, attrs []byte,
 }
 
 // MapsToChains returns the verdict maps in the tables of iptables that lead to chains of kube-proxy, such as
-// "map ip nat portals (to KUBE-MARK-MASQ)".
-func MapsToChains() (out []string, err error) {
+// "map ip nat portals (to KUBE-MARK-MASQ)", as far as they can be read.
+func MapsToChains() (out []string) {
 	conn, err := nft.Dial(nil, sendBuffer)
 	if err != nil {
-		return nil, err
+		return nil
 	}
 	defer conn.Close()
-	for _, family := range families {
+	for family, name := range map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"} {
 		for _, table := range []string{"nat", "filter"} {
-			sets, e := conn.Sets(table, nfproto(family))
-			if !errors.Is(e, unix.ENOENT) {
-				err = errors.Join(err, e)
-			}
-			for name, set := range sets {
-				if set.DataType != nft.DataVerdict {
+			sets, _ := conn.Sets(table, inet.AF(family))
+			for set, spec := range sets {
+				if spec.DataType != nft.DataVerdict {
 					continue
 				}
-				err = errors.Join(err, conn.Elements(table, nfproto(family), name, func(e nft.Element) {
+				_ = conn.Elements(table, inet.AF(family), set, func(e nft.Element) {
 					if strings.HasPrefix(e.Chain, "KUBE-") {
-						out = append(out, fmt.Sprintf("map %s %s %s (to %s)", map[tracker.Family]string{tracker.IPv4: "ip", tracker.IPv6: "ip6"}[family], table, nft.Printable(name), e.Chain))
+						out = append(out, fmt.Sprintf("map %s %s %s (to %s)", name, table, nft.Printable(set), e.Chain))
 					}
-				}))
+				})
 			}
 		}
 	}
-	return out, err
+	return out
 }
 
 // matchesSet reports whether one of a rule's expressions is iptables' match of a set.
@@ -205,10 +203,3 @@ func matchesSet(expressions []byte) bool {
 }
 
 var families = []tracker.Family{tracker.IPv4, tracker.IPv6}
-
-func nfproto(f tracker.Family) uint8 {
-	if f == tracker.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}

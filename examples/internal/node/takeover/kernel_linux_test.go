@@ -75,7 +75,7 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 		}))
 		return out
 	}
-	must.Do(t, node.Do(func() error { return Mark([]tracker.Family{tracker.IPv4, tracker.IPv6}) }))
+	must.Do(t, node.Do(func() error { return Mark([]tracker.Family{tracker.IPv4, tracker.IPv6}, false) }))
 	if got := marked(); len(got) != 2 {
 		t.Errorf("markers %v after Mark", got)
 	}

@@ -25,10 +25,7 @@ func ListenerIsRoots(string) bool { return true }
 func Marked(context.Context) ([]tracker.Family, error) { return nil, nil }
 
 // Mark does nothing.
-func Mark([]tracker.Family) error { return nil }
-
-// Replace does nothing.
-func Replace([]tracker.Family) error { return nil }
+func Mark([]tracker.Family, bool) error { return nil }
 
 // Unmark does nothing.
 func Unmark(context.Context) error { return nil }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,27 +24,23 @@ const (
 	kubeProxyTable = "kube-proxy" // of its nftables mode
 )
 
-// Mark makes the markers that are missing in the calling thread's network namespace.
-func Mark(served []tracker.Family) (err error) {
-	for _, f := range served {
-		err = errors.Join(err, edit(f, func(t nft.Table) {
-			t.Create(0)
-			t.CreateChain(markerChain, nil)
-		}))
-	}
-	return err
-}
-
-// Replace replaces the tables of kube-proxy, with all of their rules, by markers: in one transaction, and
-// in families that are not served, too. It makes those that are missing in served families.
-func Replace(served []tracker.Family) (err error) {
+// Mark makes the markers that are missing in the calling thread's network namespace, in served families. With
+// replace, they replace the tables of kube-proxy, with all of their rules: in one transaction, and in families that
+// are not served, too.
+func Mark(served []tracker.Family, replace bool) (err error) {
 	for _, f := range families {
+		serves := slices.Contains(served, f)
+		if !serves && !replace {
+			continue
+		}
 		e := edit(f, func(t nft.Table) {
-			if slices.Contains(served, f) {
+			if serves {
 				t.Create(0) // there must be one to delete
 			}
-			t.Delete()
-			t.Create(0)
+			if replace {
+				t.Delete()
+				t.Create(0)
+			}
 			t.CreateChain(markerChain, nil)
 		})
 		if !errors.Is(e, unix.ENOENT) {
@@ -68,7 +65,7 @@ func edit(f tracker.Family, do func(nft.Table)) error {
 	conn, err := nft.Dial(nil, sendBuffer)
 	if err == nil {
 		defer conn.Close()
-		t := nft.Table{Batch: &nft.Batch{}, Family: nfproto(f), Name: kubeProxyTable}
+		t := nft.Table{Batch: &nft.Batch{}, Family: inet.AF(f), Name: kubeProxyTable}
 		t.Reset()
 		do(t)
 		err = conn.Commit(t.Batch)
@@ -100,7 +97,7 @@ func (r *reader) marked() (out []tracker.Family) {
 			continue
 		}
 		var marker bool
-		if marker, r.err = r.HasBaseChain(kubeProxyTable, nfproto(f), markerChain); marker {
+		if marker, r.err = r.HasBaseChain(kubeProxyTable, inet.AF(f), markerChain); marker {
 			out = append(out, f)
 		}
 	}

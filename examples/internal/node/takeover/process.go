@@ -3,11 +3,11 @@
 package takeover
 
 import (
-	"bytes"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
-	"syscall"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 )
@@ -25,43 +25,30 @@ func KubeProxyRuns() bool {
 	if err != nil {
 		return false
 	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || pid == os.Getppid() {
+	self, parent := strconv.Itoa(os.Getpid()), strconv.Itoa(os.Getppid())
+	dirs, _ := filepath.Glob("/proc/[1-9]*")
+	for _, dir := range dirs {
+		text, _ := os.ReadFile(dir + "/status")
+		if pid := filepath.Base(dir); pid == self || pid == parent || !strings.HasPrefix(string(text), "Name:\tkube-proxy\n") {
 			continue
 		}
-		dir := "/proc/" + e.Name()
-		name, err := os.ReadFile(dir + "/comm")
-		if err != nil || string(bytes.TrimSpace(name)) != string(KubeProxy) {
-			continue
+		status := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(line, ":")
+			status[name] = strings.TrimSpace(value)
 		}
-		if info, err := os.Stat(dir); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		// A child that has not yet executed its program has the name of its parent. Uid is the real ID, the effective
+		// one, and others.
+		ids := strings.Fields(status["Uid"])
+		if status["PPid"] == self || len(ids) < 2 || ids[1] != "0" {
 			continue
 		}
 		// A zombie has no network namespace.
-		found, err := os.Stat(dir + "/net/dev")
-		if err == nil && os.SameFile(own, found) && parentOf(dir) != os.Getpid() {
+		if found, err := os.Stat(dir + "/net/dev"); err == nil && os.SameFile(own, found) {
 			return true
 		}
 	}
 	return false
-}
-
-// parentOf returns the parent's ID of the process that has a folder in /proc, or 0. A child that has
-// not yet executed its program has the name of its parent.
-func parentOf(dir string) int {
-	// "PID (NAME) STATE PARENT ...". The name may have any characters.
-	text, _ := os.ReadFile(dir + "/stat")
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if len(fields) < 2 {
-		return 0
-	}
-	parent, _ := strconv.Atoi(string(fields[1]))
-	return parent
 }
 
 // ListenerIsRoots reports whether root owns the socket that listens at a TCP address, host:port, in
