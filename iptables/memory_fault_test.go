@@ -33,30 +33,6 @@ func inMemory(t *testing.T, f func(t *testing.T, r *rig, m *memory)) {
 	}
 }
 
-func TestLockHeldByAnotherProcessChangesNothing(t *testing.T) {
-	t.Parallel()
-	inMemory(t, func(t *testing.T, r *rig, m *memory) {
-		r.set(0, []int{1})
-		r.sync()
-		before := m.lines(tracker.IPv4)
-		m.set("locked", "")
-		r.setEndpoints(0, 1, 2)
-		if err := r.cursor.Sync(t.Context()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
-			t.Fatalf("%v, want ErrLocked", err)
-		}
-		r.backend.known = false
-		if err := r.backend.Check(t.Context()); !errors.Is(err, ErrLocked) {
-			t.Errorf("Check: %v, want ErrLocked", err)
-		}
-		if now := m.lines(tracker.IPv4); !slices.Equal(now, before) {
-			t.Errorf("the tables changed: %v", now)
-		}
-		m.set("", "")
-		r.sync()
-		r.verify()
-	})
-}
-
 // TestLackOfMemoryIsNoRefusal makes iptables-restore fail before it reads its input. The backend must try once.
 func TestLackOfMemoryIsNoRefusal(t *testing.T) {
 	t.Parallel()

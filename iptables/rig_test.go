@@ -123,8 +123,6 @@ func (w *watch) restore(f tracker.Family, input []byte) (how string, err error) 
 		how = w.how
 	case "missing":
 		err = os.ErrNotExist
-	case "locked":
-		err = &CommandError{Program: "watched-restore", Status: 4, Cause: ErrLocked}
 	}
 	return how, err
 }

@@ -516,29 +516,6 @@ func TestRefusedServiceIsExplained(t *testing.T) {
 	}
 }
 
-// TestOrderOfArrivalDoesNotDecide starts engines whose objects exceed the Budget.
-func TestOrderOfArrivalDoesNotDecide(t *testing.T) {
-	var want string
-	for seed := range uint64(20) {
-		tr, e, _ := budgeted(t, Budget{Total: 20})
-		for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(10) {
-			tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.0.%d", i+1)))
-			tr.SetSlice(slice(fmt.Sprint("s", i), many(i, 4)...))
-		}
-		var got []string
-		for _, s := range e.Snapshot().Ports {
-			got = append(got, fmt.Sprintf("%s:%d", s.Key.Name, len(s.Selection.Cluster)))
-		}
-		slices.Sort(got)
-		if want == "" {
-			want = fmt.Sprint(got)
-		}
-		if fmt.Sprint(got) != want || len(got) == 10 {
-			t.Fatalf("served %v, want %s", got, want)
-		}
-	}
-}
-
 // tenant sets and deletes the objects of one namespace.
 type tenant struct {
 	tr        *tracker.Tracker

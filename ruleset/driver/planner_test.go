@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -243,109 +242,6 @@ func TestFailedServiceAffectsNoOther(t *testing.T) {
 				t.Errorf("writes %q when nothing is refused", got)
 			}
 		})
-	}
-}
-
-// TestEarlierFrontendKeepsWhatItNeeds restarts with one Service that fails, and whose frontend
-// of the earlier process stays. What that frontend may refer to stays as long, and stale frontends go.
-func TestEarlierFrontendKeepsWhatItNeeds(t *testing.T) {
-	w := newWorld(t, variant{})
-	for _, n := range []string{"1", "2", "3"} {
-		w.set(n, "10.0.0."+n)
-	}
-	w.sync(t)
-	w.start()
-	w.refuse("1")
-	w.set("1", "10.0.0.1")
-	w.set("2", "10.0.0.2")
-	s := service("1", "10.96.0.1")
-	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-	w.tracker.SetService(s)
-	for _, want := range []string{"delete frontend", ""} {
-		w.writes = nil
-		err := w.cursor.Sync(t.Context())
-		if partial := (*ruleset.PartialError)(nil); !errors.As(err, &partial) || len(partial.Failed) != 1 {
-			t.Fatalf("error %v", err)
-		}
-		if got := strings.Join(w.writes, ", "); got != want {
-			t.Errorf("writes %q, want %q", got, want)
-		}
-	}
-	w.refused = nil
-	if got, want := w.sync(t), "put frontend, delete pool, delete address, delete endpoint"; got != want {
-		t.Errorf("writes %q, want %q", got, want)
-	}
-}
-
-// external gives a Service an endpoint and an external IP that several Services may ask for.
-func (w *world) external(n string) {
-	s := service(n, "10.96.0."+n)
-	s.Spec.ExternalIPs = []string{"203.0.113.1"}
-	w.tracker.SetService(s)
-	w.tracker.SetSlice(slice(n, "10.0.0."+n))
-}
-
-// TestMovedFrontendWaitsForItsNewOwner fails the Service that takes over a frontend. What the earlier owner had
-// stays until it succeeds, also if the earlier owner is removed and the process restarts.
-func TestMovedFrontendWaitsForItsNewOwner(t *testing.T) {
-	for _, v := range []variant{{}, {byService: true}} {
-		for _, restart := range []bool{false, true} {
-			w := newWorld(t, v)
-			w.external("1")
-			w.sync(t)
-			if restart {
-				w.start()
-			}
-			w.tracker.DeleteService(name("1"))
-			w.external("2")
-			w.refused = map[any]bool{}
-			for _, k := range []driver.Frontend{{}, {Service: tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name("2"), Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}}} {
-				k.Addr, k.Port, k.Protocol, k.Family = netip.MustParseAddr("203.0.113.1"), 80, v1.ProtocolTCP, tracker.IPv4
-				w.refused[k] = true
-			}
-			for range 2 {
-				partial := (*ruleset.PartialError)(nil)
-				if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
-					t.Fatalf("error %v", err)
-				}
-				found := w.find(driver.Frontend{Addr: netip.MustParseAddr("203.0.113.1"), Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
-				if len(found) != 1 || w.pools[found[0].pools[0]].name.Service.Name != "1" || len(w.frontends) != 2 {
-					t.Errorf("%+v, restart %t: frontends %v", v, restart, w.frontends)
-				}
-			}
-			w.refused = nil
-			if w.sync(t); len(w.frontends) != 2 || len(w.pools) != 1 || len(w.endpoints) != 1 || len(w.addresses) != 2 {
-				t.Errorf("%+v, restart %t: left %s", v, restart, w.dump())
-			}
-		}
-	}
-}
-
-// TestUnfinishedDeltaKeepsWhatItRefersTo cancels a delta in which a frontend moves, and then applies the
-// change of the earlier owner alone.
-func TestUnfinishedDeltaKeepsWhatItRefersTo(t *testing.T) {
-	w := newWorld(t, variant{})
-	w.external("1")
-	w.sync(t)
-	inner := w.process
-	w.process = ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
-		now, cancel := context.WithCancel(ctx)
-		w.fail = func() error { cancel(); return nil }
-		if err := inner.Apply(now, d); !errors.Is(err, context.Canceled) {
-			t.Errorf("error %v", err)
-		}
-		w.fail = func() error { return nil }
-		half := *d
-		half.Changes = slices.DeleteFunc(slices.Clone(d.Changes), func(c ruleset.Change) bool { return c.New != nil })
-		if err := inner.Apply(ctx, &half); err != nil {
-			t.Error(err)
-		}
-		return inner.Apply(ctx, d)
-	})
-	w.tracker.DeleteService(name("1"))
-	w.external("2")
-	if w.sync(t); len(w.frontends) != 2 || len(w.pools) != 1 || len(w.endpoints) != 1 || len(w.addresses) != 2 {
-		t.Errorf("left %s", w.dump())
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"strings"
@@ -234,27 +233,4 @@ func freePort(t *testing.T) int {
 	}
 	t.Fatal("no port is free")
 	return 0
-}
-
-// TestHandlerRespondsByFamily calls handlers without listeners.
-func TestHandlerRespondsByFamily(t *testing.T) {
-	c := newCluster(t)
-	s := health.NewServices(health.ServicesConfig{})
-	cur := c.engine.Attach("health", s)
-	four, six := s.Handler(named("web"), tracker.IPv4), s.Handler(named("web"), tracker.IPv6)
-	for _, step := range familySteps {
-		setFamilies(c, step.families, step.four, step.six)
-		must.Do(t, cur.Sync(t.Context()))
-		for f, want := range map[tracker.Family]string{tracker.IPv4: step.wantFour, tracker.IPv6: step.wantSix} {
-			h := four
-			if f == tracker.IPv6 {
-				h = six
-			}
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-			if got := summary(t, w.Code, w.Header(), w.Body); got != want {
-				t.Errorf("%s: for %v %q, want %q", step.name, f, got, want)
-			}
-		}
-	}
 }

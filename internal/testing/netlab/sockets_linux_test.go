@@ -105,33 +105,6 @@ func refusedSocket(t *testing.T, h *Host, to netip.AddrPort, sent func()) (fd in
 	}
 }
 
-// TestGreetingNamesBothEnds connects to a server that greets, and sends lines.
-func TestGreetingNamesBothEnds(t *testing.T) {
-	h := NewHost(t)
-	l := must.Get(h.Listen("tcp", "127.0.0.1:8080"))(t)
-	defer l.Close()
-	go Serve(l, Greet)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	to := netip.MustParseAddrPort("127.0.0.1:8080")
-	c, lost, err := h.DialTCP(ctx, netip.MustParseAddrPort("127.0.0.2:40000"), to)
-	if err != nil || lost != 0 {
-		t.Fatalf("%d packets lost, error %v", lost, err)
-	}
-	lines, greeting, err := ReceiveGreeting(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lines.Close()
-	if o := OutcomeOf(greeting, nil); o.Kind != Reached || o.Server != to || o.Source != netip.MustParseAddr("127.0.0.2") {
-		t.Errorf("greeting %q: %+v", greeting, o)
-	}
-	deadline, _ := ctx.Deadline()
-	if err := errors.Join(lines.Send(deadline), lines.Echo(deadline)); err != nil || lines.received != 2 {
-		t.Errorf("%d lines came back, error %v", lines.received, err)
-	}
-}
-
 // TestOutcomesAreToldApart checks the outcomes of greetings and errors.
 func TestOutcomesAreToldApart(t *testing.T) {
 	for _, c := range []struct {
