@@ -151,7 +151,7 @@ func newNetwork(t *testing.T, pod string) network {
 	lab.Link(n.node, "eth0", n.client, "eth0")
 	n.node.Addrs("eth0", "192.0.2.1/24")
 	n.client.Addrs("eth0", "192.0.2.9/24")
-	n.client.Routes("", "192.0.2.1", "10.96.0.0/16")
+	n.client.Routes("", "192.0.2.1", "10.96.0.0/12")
 	lab.Link(n.node, "pods", pods, "eth0")
 	n.node.Addrs("pods", "10.1.0.1/24")
 	pods.Addrs("eth0", pod+"/24")

@@ -245,7 +245,7 @@ func TestNodeproxyTakesOverAnOverlay(t *testing.T) {
 	s.check(t, "restart", func() error { s.proxy.Kill(); return s.startProxy(exe) }, all, 0)
 	endpoints, _ := s.hns.Endpoints()
 	for _, e := range endpoints {
-		vip := netip.MustParsePrefix("10.96.0.0/16").Contains(e.Addrs[0])
+		vip := netip.MustParsePrefix("10.96.0.0/12").Contains(e.Addrs[0])
 		if source := !e.Remote; (vip || source) && (e.MAC == "" || strings.HasPrefix(e.MAC, "02-11")) {
 			t.Errorf("endpoint %v does not have the adapter's hardware address: %q", e.Addrs, e.MAC)
 		}

@@ -42,7 +42,7 @@ func newSite(t *testing.T) *site {
 	s.Node.Addrs("eth0", "192.0.2.1/24")
 	s.Client.Addrs("eth0", "192.0.2.9/24")
 	s.Node.Routes("", "192.0.2.9", "0.0.0.0/0")
-	s.Client.Routes("", "192.0.2.1", "10.96.0.0/16")
+	s.Client.Routes("", "192.0.2.1", "10.96.0.0/12")
 	network.Link(s.Node, "pods", s.pods, "eth0")
 	s.Node.Addrs("pods", "10.1.0.1/24")
 	for _, ip := range podIPs {

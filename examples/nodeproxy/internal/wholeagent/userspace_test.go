@@ -35,7 +35,7 @@ func heldAddresses(t *testing.T, h *netlab.Host) (n int) {
 func TestModeUserspaceServesANode(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	p := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--nodeport-addresses", "primary,localhost", "--sync-period", "1s",
+	p := s.serveWeb(t, podIPs[:2], "--proxy-mode", "userspace", "--nodeport-addresses", "primary,localhost",
 		"--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
 	s.answeredBy(t, clusterVIP, podIPs[:2]...)
 	s.answeredBy(t, nodePort, podIPs[:2]...)
@@ -68,13 +68,12 @@ func TestModeUserspaceServesANode(t *testing.T) {
 		t.Errorf("/livez: %d", code)
 	}
 
-	// Another process removes the address.
+	// Another process removes the address, and an interface gets one. The agent looks every ten seconds.
+	s.Node.Addrs("pods", "10.1.0.9/24")
 	must.Do(t, s.Node.Do(func() error { return modes.Userspace().Cleanup(t.Context(), nil) }))
 	p.logged(t, "repairing the rules")
-	eventually(t, "the address is back", func() bool { return heldAddresses(t, s.Node) == 1 })
-	// So does a node address that is new.
-	s.Node.Addrs("pods", "10.1.0.9/24")
 	p.logged(t, "the node's addresses changed")
+	eventually(t, "the address is back", func() bool { return heldAddresses(t, s.Node) == 1 })
 
 	// Nothing is left after a normal end, and what a killed agent leaves, the next mode or
 	// --cleanup removes.
