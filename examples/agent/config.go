@@ -40,26 +40,6 @@ type Config struct{ c *config.Config }
 // Flags that only a whole process can follow, such as those of logging, have no effect:
 // [Config.Notes] names them. Flags that ask for another action, such as --cleanup, are errors.
 func ParseArgs(args []string, read func(string) ([]byte, error)) (*Config, error) {
-	return parse(args, read)
-}
-
-// FromKubeProxy applies the defaults to a configuration of kube-proxy and returns its
-// Config. Null, 0, false and "" are the same as a missing field, as in a file. args are
-// flags without a field in the type, such as --budget.
-func FromKubeProxy(k *v1alpha1.KubeProxyConfiguration, args ...string) (*Config, error) {
-	text, err := config.Encode(k)
-	if err != nil {
-		return nil, configError{err}
-	}
-	const file = "the KubeProxyConfiguration"
-	c, err := parse(append(slices.Clone(args), "--config="+file), func(string) ([]byte, error) { return text, nil })
-	if err == nil {
-		c.c.ConfigFile = "" // there is nothing to watch
-	}
-	return c, err
-}
-
-func parse(args []string, read func(string) ([]byte, error)) (*Config, error) {
 	if read == nil {
 		read = textfile.ReadConfig
 	}
@@ -88,6 +68,22 @@ func parse(args []string, read func(string) ([]byte, error)) (*Config, error) {
 		}
 	})
 	return &Config{c}, nil
+}
+
+// FromKubeProxy applies the defaults to a configuration of kube-proxy and returns its
+// Config. Null, 0, false and "" are the same as a missing field, as in a file. args are
+// flags without a field in the type, such as --budget.
+func FromKubeProxy(k *v1alpha1.KubeProxyConfiguration, args ...string) (*Config, error) {
+	text, err := config.Encode(k)
+	if err != nil {
+		return nil, configError{err}
+	}
+	const file = "the KubeProxyConfiguration"
+	c, err := ParseArgs(append(slices.Clone(args), "--config="+file), func(string) ([]byte, error) { return text, nil })
+	if err == nil {
+		c.c.ConfigFile = "" // there is nothing to watch
+	}
+	return c, err
 }
 
 // ofProcess reports whether only a process can follow a flag.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"net/url"
 	"time"
 
@@ -97,14 +96,19 @@ func NewClient(c *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.core, err = group(c, hc, s, v1.SchemeGroupVersion, "/api"); err != nil {
-		return nil, err
-	}
-	if out.discovery, err = group(c, hc, s, discovery.SchemeGroupVersion, "/apis"); err != nil {
-		return nil, err
-	}
-	if out.networking, err = group(c, hc, s, networking.SchemeGroupVersion, "/apis"); err != nil {
-		return nil, err
+	for _, g := range []struct {
+		to   *rest.Interface
+		gv   schema.GroupVersion
+		path string
+	}{
+		{&out.core, v1.SchemeGroupVersion, "/api"}, {&out.discovery, discovery.SchemeGroupVersion, "/apis"}, {&out.networking, networking.SchemeGroupVersion, "/apis"},
+	} {
+		c := rest.CopyConfig(c)
+		c.GroupVersion, c.APIPath = &g.gv, g.path
+		c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
+		if *g.to, err = rest.RESTClientForConfigAndClient(c, hc); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
 }
@@ -115,13 +119,6 @@ func dialOf(c *rest.Config) func(ctx context.Context, network, address string) (
 		return c.Dial
 	}
 	return (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
-}
-
-func group(c *rest.Config, hc *http.Client, s *runtime.Scheme, gv schema.GroupVersion, path string) (rest.Interface, error) {
-	c = rest.CopyConfig(c)
-	c.GroupVersion, c.APIPath = &gv, path
-	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
-	return rest.RESTClientForConfigAndClient(c, hc)
 }
 
 // requestTimeout bounds a request about one object.

@@ -8,44 +8,34 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// counters exports packet counters of iptables rules, which the kernel holds. Each scrape
-// reads them. Missing counters, and counters that cannot be read, are left out.
-type counters struct {
-	read  func() (map[string]uint64, error)
-	descs map[string]*prometheus.Desc
-}
+// collector is a [prometheus.Collector] that does not describe its metrics in advance.
+type collector func(chan<- prometheus.Metric)
+
+func (collector) Describe(chan<- *prometheus.Desc)       {}
+func (c collector) Collect(out chan<- prometheus.Metric) { c(out) }
 
 // WatchCounters exports the packet counters that read returns, by the names of kube-proxy's
-// accounting objects, as iptables.Backend.Counters does. Each scrape calls read. WatchCounters must
-// be called at most once.
+// accounting objects, as iptables.Backend.Counters does. Each scrape calls read. Missing counters, and counters that
+// cannot be read, are left out. WatchCounters must be called at most once.
 func (s *Set) WatchCounters(read func() (map[string]uint64, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kubeproxy_iptables_"+name, help, nil, nil)
 	}
-	s.registry.MustRegister(counters{read, map[string]*prometheus.Desc{
+	descs := map[string]*prometheus.Desc{
 		"ct_state_invalid_dropped_pkts": desc("ct_state_invalid_dropped_packets_total", "Packets that were dropped because connection tracking took them for invalid"),
 		"localhost_nps_accepted_pkts":   desc("localhost_nodeports_accepted_packets_total", "Connections to NodePorts at loopback addresses, by their first packets"),
-	}})
-}
-
-// Describe implements [prometheus.Collector].
-func (c counters) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		out <- d
 	}
-}
-
-// Collect implements [prometheus.Collector].
-func (c counters) Collect(out chan<- prometheus.Metric) {
-	packets, err := c.read()
-	if err != nil {
-		return // an error here would suppress all other metrics
-	}
-	for what, n := range packets {
-		if d := c.descs[what]; d != nil {
-			out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
+	s.registry.MustRegister(collector(func(out chan<- prometheus.Metric) {
+		packets, err := read()
+		if err != nil {
+			return // an error here would suppress all other metrics
 		}
-	}
+		for what, n := range packets {
+			if d := descs[what]; d != nil {
+				out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
+			}
+		}
+	}))
 }
 
 // CountResets adds counters for vanished endpoints whose connections package reset ended,

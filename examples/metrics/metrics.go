@@ -25,7 +25,6 @@ import (
 
 const (
 	familyLabel = "ip_family"
-	policyLabel = "traffic_policy"
 	tableLabel  = "table"
 )
 
@@ -46,7 +45,7 @@ type Set struct {
 
 	syncDuration, fullDuration, partialDuration *prometheus.HistogramVec
 	latency, conntrackDuration                  *prometheus.HistogramVec
-	lastSync, lastQueued, noLocal, apiContact   *prometheus.GaugeVec
+	lastSync, lastQueued, apiContact            *prometheus.GaugeVec
 	rules, rulesWritten, otherRules             *prometheus.GaugeVec
 	endpointsPending, servicesPending           prometheus.Gauge
 	configInvalid                               prometheus.Gauge
@@ -60,8 +59,8 @@ type Set struct {
 	// pending holds the Services that changed since the last sync began.
 	pending map[types.NamespacedName]struct{}
 
-	noEndpoint *noLocal
-	slis       slis
+	noLocal *noLocal
+	slis    slis
 }
 
 // NewSet returns a Set with all metrics at 0.
@@ -72,9 +71,10 @@ func NewSet(c Config) *Set {
 	s := &Set{
 		cfg: c, registry: prometheus.NewRegistry(), pending: map[types.NamespacedName]struct{}{},
 		// kube-proxy counts Services in this mode and their ports in the others.
-		noEndpoint: newNoLocal(c.Mode == "ipvs"), slis: newSLIs(),
+		noLocal: newNoLocal(c.Mode == "ipvs", c.Families), slis: newSLIs(),
 	}
 
+	s.registry.MustRegister(collector(s.noLocal.collect))
 	// A metric of other modes is not in the registry.
 	all, of := s.registry, func(modes ...string) *prometheus.Registry {
 		if slices.Contains(modes, c.Mode) {
@@ -93,7 +93,6 @@ func NewSet(c Config) *Set {
 	s.lastQueued = gauge(all, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", familyLabel)
 	s.endpointsPending = gauge(all, "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices since the last sync began").WithLabelValues()
 	s.servicesPending = gauge(all, "kubeproxy_sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
-	s.noLocal = gauge(all, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
 	s.rules = gauge(of("iptables"), "kubeproxy_sync_proxy_rules_iptables_total", "Rules in the table", familyLabel, tableLabel)
 	s.rulesWritten = gauge(of("iptables"), "kubeproxy_sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
 	s.otherRules = gauge(all, "proxier_other_proxy_rules", "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)", "proxy", "mode", "state")
@@ -125,8 +124,6 @@ func NewSet(c Config) *Set {
 		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.failures, s.partialFailures, s.cleanupFailures} {
 			v.WithLabelValues(f)
 		}
-		s.noLocal.WithLabelValues(f, "internal")
-		s.noLocal.WithLabelValues(f, "external")
 	})
 	return s
 }
@@ -344,12 +341,7 @@ func (s *Set) Flushed(f tracker.Family, i conntrack.FlushInfo) {
 // Apply implements [ruleset.Backend]. It records a delta that is in effect: its cursor must
 // be synced after the cursor of the rules. Apply never fails.
 func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
-	s.noEndpoint.apply(d)
-	for _, f := range s.cfg.Families {
-		internal, external := s.noEndpoint.count(f)
-		s.noLocal.WithLabelValues(f.String(), "internal").Set(float64(internal))
-		s.noLocal.WithLabelValues(f.String(), "external").Set(float64(external))
-	}
+	s.noLocal.apply(d)
 	if len(d.Triggers) == 0 {
 		return nil
 	}

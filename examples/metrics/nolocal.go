@@ -3,6 +3,7 @@ package metrics
 import (
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -14,6 +15,8 @@ import (
 type noLocal struct {
 	// byService counts a Service once in each family, whatever the number of its ports.
 	byService bool
+	families  []tracker.Family
+	desc      *prometheus.Desc
 
 	mu    sync.Mutex
 	ports map[tracker.Key]lacks
@@ -22,8 +25,10 @@ type noLocal struct {
 // lacks records which traffic of a port finds no local endpoint.
 type lacks struct{ internal, external bool }
 
-func newNoLocal(byService bool) *noLocal {
-	return &noLocal{byService: byService, ports: map[tracker.Key]lacks{}}
+func newNoLocal(byService bool, families []tracker.Family) *noLocal {
+	return &noLocal{byService: byService, families: families, ports: map[tracker.Key]lacks{}, desc: prometheus.NewDesc(
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node",
+		[]string{familyLabel, "traffic_policy"}, nil)}
 }
 
 func lacksOf(s *ruleset.Port) lacks {
@@ -53,8 +58,17 @@ func (n *noLocal) apply(d *ruleset.Delta) {
 	}
 }
 
+// collect exports the numbers.
+func (n *noLocal) collect(out chan<- prometheus.Metric) {
+	for _, f := range n.families {
+		internal, external := n.count(f)
+		out <- prometheus.MustNewConstMetric(n.desc, prometheus.GaugeValue, internal, f.String(), "internal")
+		out <- prometheus.MustNewConstMetric(n.desc, prometheus.GaugeValue, external, f.String(), "external")
+	}
+}
+
 // count takes time proportional to the number of counted ports.
-func (n *noLocal) count(f tracker.Family) (internal, external int) {
+func (n *noLocal) count(f tracker.Family) (internal, external float64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	services := map[types.NamespacedName]lacks{}

@@ -92,15 +92,7 @@ func (s *Set) WatchTraffic(c TrafficConfig) {
 	add(dataplane.CountsRefused, "refused_packets", "First packets of connections that were refused because the Service port had no endpoints", func(c dataplane.Counters) uint64 { return c.Refused })
 	add(dataplane.CountsDropped, "dropped_packets", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node", func(c dataplane.Counters) uint64 { return c.Dropped })
 	t.endpoints = prometheus.NewDesc("proxier_service_endpoints", "Endpoints that new connections of the Service port can go to", labels, nil)
-	s.registry.MustRegister(t)
-}
-
-// Describe implements [prometheus.Collector].
-func (t *traffic) Describe(out chan<- *prometheus.Desc) {
-	for _, c := range t.counters {
-		out <- c.desc
-	}
-	out <- t.endpoints
+	s.registry.MustRegister(collector(t.collect))
 }
 
 // idle returns the Service ports that were not counted, by address family.
@@ -117,8 +109,7 @@ func (t *traffic) idle(counted map[tracker.Key]dataplane.Counters) map[tracker.F
 	return out
 }
 
-// Collect implements [prometheus.Collector].
-func (t *traffic) Collect(out chan<- prometheus.Metric) {
+func (t *traffic) collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
 	defer cancel()
 	t.mu.Lock()
