@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -18,27 +19,18 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Group follows several sources, which [Follow] adds. [Group.Wait] must be called.
+// Group follows several sources, which [Follow] adds. Its method Wait, which must be called, waits until the context
+// ends and returns its error, or the first error of a source, which ends all.
 type Group struct {
 	*Retrier
-	ctx     context.Context
-	fail    context.CancelCauseFunc
-	running sync.WaitGroup
+	*errgroup.Group
+	ctx context.Context
 }
 
 // NewGroup returns a Group that follows its sources until ctx ends.
 func NewGroup(ctx context.Context, r *Retrier) *Group {
-	g := &Group{Retrier: r}
-	g.ctx, g.fail = context.WithCancelCause(ctx)
-	return g
-}
-
-// Wait waits until the context ends and returns its error, or the first error of a source, which ends all.
-func (g *Group) Wait() error {
-	defer g.fail(nil)
-	g.running.Wait()
-	<-g.ctx.Done()
-	return context.Cause(g.ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	return &Group{r, g, ctx}
 }
 
 // Source is a kind of objects that [Follow] follows, such as those of type *v1.Service.
@@ -65,11 +57,7 @@ type Source[T metav1.Object] struct {
 // Follow follows a source in a goroutine. It calls one function of s at a time, but for Synced with an informer. An
 // error is that of an informer that has stopped.
 func Follow[T metav1.Object](g *Group, s Source[T]) {
-	g.running.Go(func() {
-		if err := follow(g.ctx, g.Retrier, s); err != nil {
-			g.fail(err)
-		}
-	})
+	g.Go(func() error { return follow(g.ctx, g.Retrier, s) })
 }
 
 func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error {
@@ -86,7 +74,7 @@ func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error
 			s.Synced()
 		}
 		<-ctx.Done()
-		return nil
+		return context.Cause(ctx)
 	}
 	requests, client := s.Requests()
 	if s.Absent != nil {
@@ -106,7 +94,7 @@ func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error
 		}
 		return false, nil // until ctx ends
 	})
-	return nil
+	return context.Cause(ctx)
 }
 
 // store is a reflector's store. It passes objects on and keeps their names alone.
