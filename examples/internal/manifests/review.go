@@ -28,17 +28,14 @@ type review struct {
 // setDefaults, and what it would set, or nil if there is nothing. It reports whether it would refuse it.
 func reviewed(o metav1.Object) (refused bool, what error) {
 	var r review
-	if ns := o.GetNamespace(); ns != "" && len(validation.IsDNS1123Label(ns)) != 0 {
-		r.refuse("namespace %.60q is no DNS label", ns)
-	}
+	ns := o.GetNamespace()
+	r.refuse(ns != "" && len(validation.IsDNS1123Label(ns)) != 0, "namespace %.60q is no DNS label", ns)
 	valid, form := validation.IsDNS1123Subdomain, "name in the DNS"
 	if _, ok := o.(*v1.Service); ok {
 		// It may begin with a digit (KEP-5311).
 		valid, form = validation.IsDNS1123Label, "DNS label"
 	}
-	if len(valid(o.GetName())) != 0 {
-		r.refuse("name %.60q is no %s", o.GetName(), form)
-	}
+	r.refuse(len(valid(o.GetName())) != 0, "name %.60q is no %s", o.GetName(), form)
 	switch o := o.(type) {
 	case *v1.Service:
 		r.service(o)
@@ -46,9 +43,8 @@ func reviewed(o metav1.Object) (refused bool, what error) {
 		r.slice(o)
 	case *networking.ServiceCIDR:
 		for _, c := range o.Spec.CIDRs {
-			if _, err := netip.ParsePrefix(c); err != nil {
-				r.refuse("cidr %.60q is no range of addresses", c)
-			}
+			_, err := netip.ParsePrefix(c)
+			r.refuse(err != nil, "cidr %.60q is no range of addresses", c)
 		}
 	}
 	var out []string
@@ -76,17 +72,18 @@ func some(parts []string, with string) string {
 	return strings.Join(parts, with)
 }
 
-func (r *review) refuse(format string, args ...any) {
-	r.refused = append(r.refused, fmt.Sprintf(format, args...))
+// refuse names what is bad, if it is.
+func (r *review) refuse(bad bool, format string, args ...any) {
+	if bad {
+		r.refused = append(r.refused, fmt.Sprintf(format, args...))
+	}
 }
 
 func (r *review) sets(field string) { r.set = append(r.set, field) }
 
 // known refuses a value that the API does not define. values lists those that it does.
 func known[T ~string](r *review, field string, value T, values ...T) {
-	if !slices.Contains(values, value) {
-		r.refuse("%s %.60q is unknown", field, value)
-	}
+	r.refuse(!slices.Contains(values, value), "%s %.60q is unknown", field, value)
 }
 
 func (r *review) service(s *v1.Service) {
@@ -97,17 +94,16 @@ func (r *review) service(s *v1.Service) {
 	if p := spec.InternalTrafficPolicy; p != nil {
 		known(r, "internalTrafficPolicy", *p, v1.ServiceInternalTrafficPolicyCluster, v1.ServiceInternalTrafficPolicyLocal)
 	}
-	if c := spec.SessionAffinityConfig; spec.SessionAffinity == v1.ServiceAffinityClientIP && (*c.ClientIP.TimeoutSeconds < 1 || *c.ClientIP.TimeoutSeconds > 86400) {
-		r.refuse("timeoutSeconds %d is not between 1 and 86400", *c.ClientIP.TimeoutSeconds)
+	if spec.SessionAffinity == v1.ServiceAffinityClientIP {
+		seconds := *spec.SessionAffinityConfig.ClientIP.TimeoutSeconds
+		r.refuse(seconds < 1 || seconds > 86400, "timeoutSeconds %d is not between 1 and 86400", seconds)
 	}
 	if spec.Type == v1.ServiceTypeExternalName {
 		return
 	}
 	r.clusterIPs(spec)
 	headless := spec.ClusterIP == v1.ClusterIPNone
-	if len(spec.Ports) == 0 && !headless {
-		r.refuse("it has no ports")
-	}
+	r.refuse(len(spec.Ports) == 0 && !headless, "it has no ports")
 	allocates := spec.Type == v1.ServiceTypeNodePort ||
 		spec.Type == v1.ServiceTypeLoadBalancer && (spec.AllocateLoadBalancerNodePorts == nil || *spec.AllocateLoadBalancerNodePorts)
 	names, numbers := map[string]bool{}, map[string]bool{}
@@ -115,22 +111,15 @@ func (r *review) service(s *v1.Service) {
 		p := &spec.Ports[i]
 		at := fmt.Sprintf("port %.60q: ", p.Name)
 		r.port(at, p.Name, p.Protocol)
-		if p.Port < 1 || p.Port > 65535 {
-			r.refuse("%sport %d is out of range", at, p.Port)
-		}
-		if number := fmt.Sprint(p.Port, p.Protocol); numbers[number] || names[p.Name] || p.Name == "" && len(spec.Ports) > 1 {
-			r.refuse("%sits name or number is that of another port, or it has no name", at)
-		} else {
-			names[p.Name], numbers[number] = true, true
-		}
-		switch {
-		case p.NodePort == 0 && allocates:
+		r.refuse(p.Port < 1 || p.Port > 65535, "%sport %d is out of range", at, p.Port)
+		number := fmt.Sprint(p.Port, p.Protocol)
+		r.refuse(numbers[number] || names[p.Name] || p.Name == "" && len(spec.Ports) > 1, "%sits name or number is that of another port, or it has no name", at)
+		names[p.Name], numbers[number] = true, true
+		if p.NodePort == 0 && allocates {
 			r.sets(at + "nodePort")
-		case p.NodePort != 0 && spec.Type != v1.ServiceTypeNodePort && spec.Type != v1.ServiceTypeLoadBalancer:
-			r.refuse("%sa Service of type %.60q has no nodePort", at, spec.Type)
-		case p.NodePort < 0 || p.NodePort > 65535:
-			r.refuse("%snodePort %d is out of range", at, p.NodePort)
 		}
+		r.refuse(p.NodePort != 0 && spec.Type != v1.ServiceTypeNodePort && spec.Type != v1.ServiceTypeLoadBalancer, "%sa Service of type %.60q has no nodePort", at, spec.Type)
+		r.refuse(p.NodePort < 0 || p.NodePort > 65535, "%snodePort %d is out of range", at, p.NodePort)
 	}
 	if spec.Type == v1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && spec.HealthCheckNodePort == 0 {
 		r.sets("healthCheckNodePort")
@@ -139,9 +128,8 @@ func (r *review) service(s *v1.Service) {
 		r.address("externalIP", text)
 	}
 	for _, text := range spec.LoadBalancerSourceRanges {
-		if _, err := netip.ParsePrefix(strings.TrimSpace(text)); err != nil {
-			r.refuse("loadBalancerSourceRange %.60q is no range of addresses", text)
-		}
+		_, err := netip.ParsePrefix(strings.TrimSpace(text))
+		r.refuse(err != nil, "loadBalancerSourceRange %.60q is no range of addresses", text)
 	}
 }
 
@@ -150,18 +138,15 @@ func (r *review) clusterIPs(spec *v1.ServiceSpec) {
 	case spec.ClusterIP == "" && len(all) == 0:
 		r.sets("clusterIP")
 	case spec.ClusterIP == "":
-		r.refuse("it has clusterIPs and no clusterIP")
+		r.refuse(true, "it has clusterIPs and no clusterIP")
 	case spec.ClusterIP == v1.ClusterIPNone:
-		if spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer {
-			r.refuse("a Service of type %s has a clusterIP other than None", spec.Type)
-		}
+		r.refuse(spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer, "a Service of type %s has a clusterIP other than None", spec.Type)
 	case len(all) > 0 && all[0] != spec.ClusterIP:
-		r.refuse("clusterIP %.60q is not the first of the clusterIPs", spec.ClusterIP)
+		r.refuse(true, "clusterIP %.60q is not the first of the clusterIPs", spec.ClusterIP)
 	default:
 		for _, text := range append([]string{spec.ClusterIP}, all[min(1, len(all)):]...) {
-			if a, err := endpointslice.ParseAddr(text); err != nil || !endpointslice.IsUnicast(a) {
-				r.refuse("clusterIP %.60q is no address of a Service", text)
-			}
+			a, err := endpointslice.ParseAddr(text)
+			r.refuse(err != nil || !endpointslice.IsUnicast(a), "clusterIP %.60q is no address of a Service", text)
 		}
 		if len(all) > 1 && len(spec.IPFamilies) < len(all) {
 			r.sets("ipFamilies")
@@ -172,20 +157,15 @@ func (r *review) clusterIPs(spec *v1.ServiceSpec) {
 // port reviews a port of a Service or an EndpointSlice. An API server takes any number in the
 // latter.
 func (r *review) port(at, name string, protocol v1.Protocol) {
-	if name != "" && len(validation.IsDNS1123Label(name)) != 0 {
-		r.refuse("%sits name is no DNS label", at)
-	}
+	r.refuse(name != "" && len(validation.IsDNS1123Label(name)) != 0, "%sits name is no DNS label", at)
 	known(r, at+"protocol", protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)
 }
 
 // address refuses an address at which other hosts cannot reach a Service or an endpoint.
 func (r *review) address(what, text string) (a netip.Addr) {
 	a, err := endpointslice.ParseAddr(text)
-	if err != nil {
-		r.refuse("%s %.60q is no IP address", what, text)
-	} else if !endpointslice.IsUnicast(a) || a.IsLoopback() || a.IsLinkLocalUnicast() {
-		r.refuse("%s %s is not that of a host in the network", what, a)
-	}
+	r.refuse(err != nil, "%s %.60q is no IP address", what, text)
+	r.refuse(err == nil && (!endpointslice.IsUnicast(a) || a.IsLoopback() || a.IsLinkLocalUnicast()), "%s %s is not that of a host in the network", what, a)
 	return a
 }
 
@@ -196,26 +176,19 @@ func (r *review) slice(s *discovery.EndpointSlice) {
 		p := &s.Ports[i]
 		at := fmt.Sprintf("port %.60q: ", *p.Name)
 		r.port(at, *p.Name, *p.Protocol)
-		if names[*p.Name] {
-			r.refuse("%sits name is that of another port", at)
-		}
+		r.refuse(names[*p.Name], "%sits name is that of another port", at)
 		names[*p.Name] = true
 	}
-	if n := len(s.Endpoints); n > 1000 {
-		r.refuse("it has %d endpoints, more than 1000", n)
-	}
+	r.refuse(len(s.Endpoints) > 1000, "it has %d endpoints, more than 1000", len(s.Endpoints))
 	for i := range s.Endpoints {
 		at := fmt.Sprintf("endpoint %d: ", i)
-		if len(s.Endpoints[i].Addresses) == 0 {
-			r.refuse("%sit has no address", at)
-		}
+		r.refuse(len(s.Endpoints[i].Addresses) == 0, "%sit has no address", at)
 		for _, text := range s.Endpoints[i].Addresses {
 			if s.AddressType != discovery.AddressTypeIPv4 && s.AddressType != discovery.AddressTypeIPv6 {
 				break
 			}
-			if a := r.address(at+"address", text); a.IsValid() && a.Is4() != (s.AddressType == discovery.AddressTypeIPv4) {
-				r.refuse("%saddress %s is not of type %s", at, a, s.AddressType)
-			}
+			a := r.address(at+"address", text)
+			r.refuse(a.IsValid() && a.Is4() != (s.AddressType == discovery.AddressTypeIPv4), "%saddress %s is not of type %s", at, a, s.AddressType)
 		}
 	}
 	if s.Labels[discovery.LabelServiceName] == "" {
