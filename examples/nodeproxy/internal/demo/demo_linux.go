@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,11 +109,13 @@ func run(ctx context.Context, mode string, socketLB, hold bool, out, diag io.Wri
 			h.Around = c.group.Do
 		}
 	}
-	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err == nil {
-		defer os.RemoveAll(t.folder)
+	dir, err := os.MkdirTemp("", "nodeproxy-demo-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		t.folder = filepath.Join(dir, "world")
 		err = t.run(ctx, diag)
 	}
-	if errors.Is(err, errStopped) || ctx.Err() != nil {
+	if ctx.Err() != nil {
 		t.printf("\nStopped.")
 		return ExitStopped
 	} else if err != nil {
@@ -159,11 +160,7 @@ func (t *tour) expect(ok bool, format string, args ...any) {
 
 // run sets up the cluster and visits the Services.
 func (t *tour) run(ctx context.Context, diag io.Writer) (err error) {
-	world, err := fs.Sub(worldFiles, "world")
-	if err != nil {
-		return err
-	}
-	if err := os.CopyFS(t.folder, world); err != nil {
+	if err := os.CopyFS(filepath.Dir(t.folder), worldFiles); err != nil {
 		return err
 	}
 	t.printf(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
@@ -243,16 +240,13 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// errStopped ends a tour that was interrupted.
-var errStopped = errors.New("interrupted")
-
 // waitSynced returns the agent's line about the next change that is in effect.
 func (t *tour) waitSynced(ctx context.Context) (string, error) {
 	select {
 	case line := <-t.synced:
 		return line, nil
 	case <-ctx.Done():
-		return "", errStopped
+		return "", ctx.Err()
 	case <-time.After(time.Minute):
 		return "", errors.New("no change came into effect for a minute")
 	}
@@ -318,7 +312,7 @@ func (t *tour) answers(ctx context.Context) error {
 			"pod-2 always gets the same endpoint", nil, "", nil},
 	} {
 		if ctx.Err() != nil {
-			return errStopped
+			return ctx.Err()
 		}
 		t.printf("\n%s", v.title)
 		for f, family := range lab.Families {

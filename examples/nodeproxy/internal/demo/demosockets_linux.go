@@ -76,7 +76,7 @@ func (c *demoCgroup) wait(ctx context.Context) error {
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return errStopped
+			return ctx.Err()
 		case time.Since(start) > testtime.Timeout:
 			return err
 		}

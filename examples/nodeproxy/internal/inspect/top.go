@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
 )
 
@@ -30,62 +29,54 @@ or name; the same key again reverses the order. / filters by a part of the name,
 shows all. The arrow keys scroll. q quits.
 `
 
-type topOptions struct {
-	interval time.Duration
-	once     bool
-	output   string
-	view     view
-}
-
 // TopCommand returns the verb top.
 func TopCommand(p *cli.Program) *cobra.Command {
 	c := &cobra.Command{Use: "top [flags]", Short: "show each Service's traffic", Long: topLong}
-	var o topOptions
+	var s screen
 	flags := p.AddFlags(c)
-	flags.DurationVar(&o.interval, "interval", 2*time.Second, "how often to read the counters")
-	flags.BoolVar(&o.once, "once", false, "print the rates of one interval and exit")
-	flags.StringVarP(&o.output, "output", "o", "text", "with --once: text or json")
-	flags.StringVar(&o.view.sort, "sort", byConnections, "one of "+strings.Join(columnNames(), ", "))
-	flags.StringVar(&o.view.filter, "filter", "", "show only Service ports whose names contain this `text`")
+	flags.DurationVar(&s.every, "interval", 2*time.Second, "how often to read the counters")
+	once := flags.Bool("once", false, "print the rates of one interval and exit")
+	output := flags.StringP("output", "o", "text", "with --once: text or json")
+	flags.StringVar(&s.sort, "sort", byConnections, "one of "+strings.Join(columnNames(), ", "))
+	flags.StringVar(&s.filter, "filter", "", "show only Service ports whose names contain this `text`")
 	cli.Complete(c, "output", "text", "json")
 	cli.Complete(c, "sort", columnNames()...)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := cli.Configure(flags, 0)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case !slices.Contains(columnNames(), s.sort):
+			return cli.Bad("--sort %q is not %s", s.sort, strings.Join(columnNames(), ", "))
+		case *output != "text" && *output != "json":
+			return cli.Bad("--output %q is neither text nor json", *output)
+		case *output == "json" && !*once:
+			return cli.Bad("--output json needs --once")
+		case s.every < 100*time.Millisecond:
+			return cli.Bad("--interval %v is less than 100ms", s.every)
 		}
-		return top(c.Context(), p, cfg, o)
+		s.mode = cfg.Mode
+		return s.top(c.Context(), p.Out, *once, *output == "json")
 	}
 	return c
 }
 
 // top runs the verb top.
-func top(ctx context.Context, p *cli.Program, cfg *config.Config, o topOptions) error {
-	switch {
-	case !slices.Contains(columnNames(), o.view.sort):
-		return cli.Bad("--sort %q is not %s", o.view.sort, strings.Join(columnNames(), ", "))
-	case o.output != "text" && o.output != "json":
-		return cli.Bad("--output %q is neither text nor json", o.output)
-	case o.output == "json" && !o.once:
-		return cli.Bad("--output json needs --once")
-	case o.interval < 100*time.Millisecond:
-		return cli.Bad("--interval %v is less than 100ms", o.interval)
-	}
-	read := func() (sample, error) { return readTraffic(ctx, cfg.Mode) }
+func (s *screen) top(ctx context.Context, w io.Writer, once, asJSON bool) error {
+	read := func() (sample, error) { return readTraffic(ctx, s.mode) }
 	first, err := read()
 	if err != nil {
 		return err
 	}
-	if !o.once {
-		out, ok := p.Out.(*os.File)
+	if !once {
+		out, ok := w.(*os.File)
 		if !ok || !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(out.Fd())) {
 			return errors.New("standard input and output are not a terminal; --once works without one")
 		}
-		s := &screen{view: o.view, mode: cfg.Mode, every: o.interval}
 		return s.live(ctx, os.Stdin, out, first, read)
 	}
 	select {
-	case <-time.After(o.interval):
+	case <-time.After(s.every):
 	case <-ctx.Done():
 		return nil
 	}
@@ -93,12 +84,16 @@ func top(ctx context.Context, p *cli.Program, cfg *config.Config, o topOptions) 
 	if err != nil {
 		return err
 	}
-	rows := o.view.rows(first, last)
-	if o.output == "json" {
-		e := json.NewEncoder(p.Out)
+	rows := s.rows(first, last)
+	if asJSON {
+		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
-		return e.Encode(document{Mode: cfg.Mode, Seconds: last.at.Sub(first.at).Seconds(), Services: rows})
+		return e.Encode(struct {
+			Mode     string  `json:"mode"`
+			Seconds  float64 `json:"seconds"` // between the two samples
+			Services []row   `json:"services"`
+		}{s.mode, last.at.Sub(first.at).Seconds(), rows})
 	}
-	_, err = io.WriteString(p.Out, plain(rows))
+	_, err = io.WriteString(w, plain(rows))
 	return err
 }

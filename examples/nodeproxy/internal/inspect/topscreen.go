@@ -30,7 +30,7 @@ const (
 	cyan   = "\x1b[36m"
 )
 
-// screen holds what the screen shows besides the rows.
+// screen is the verb top, and what its screen shows besides the rows.
 type screen struct {
 	view
 	mode    string

@@ -60,14 +60,6 @@ type row struct {
 	lost bool
 }
 
-// document is the JSON output of "top --once -o json".
-type document struct {
-	Mode string `json:"mode"`
-	// Seconds is the time between the two samples.
-	Seconds  float64 `json:"seconds"`
-	Services []row   `json:"services"`
-}
-
 // column is a column of the table.
 type column struct {
 	name  string // by which --sort selects it

@@ -8,7 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/pprof"
+	_ "net/http/pprof"
 	"os"
 	"strings"
 
@@ -167,11 +167,7 @@ func runWith(c *cobra.Command, p *cli.Program, cfg *agent.Config, json bool, log
 func debugPages() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/flags/v", setVerbosity)
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.Handle("/debug/pprof/", http.DefaultServeMux) // where net/http/pprof serves
 	return mux
 }
 
