@@ -109,12 +109,16 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 	all := &u.backend.sessions
 	all.mu.Lock()
 	s := u.clients[client]
-	if s != nil && s.good(r) {
+	good := s != nil && s.good(r)
+	if good {
 		all.all.Use(s, false)
-		all.mu.Unlock()
-		return s
+	} else {
+		delete(u.clients, client)
 	}
 	all.mu.Unlock()
+	if good {
+		return s
+	}
 	if s != nil {
 		s.replace()
 	}
@@ -128,6 +132,7 @@ func (u *udpSocket) open(client netip.AddrPort) *session {
 		return nil
 	}
 	s := &session{socket: u, client: client, conn: c, endpoint: e, service: e.service}
+	s.timeout.Store(int64(b.config.UDPTimeout))
 	s.used()
 	if !b.sessions.add(s) {
 		e.leave()
@@ -151,8 +156,9 @@ type session struct {
 	checked *ruleset.Port
 
 	last atomic.Int64 // time of the last use, in Unix nanoseconds
-	// A replaced session still forwards answers for a while. A closed one has ended.
-	replaced, closed atomic.Bool
+	// timeout is how long the session continues without a use, a time.Duration.
+	timeout atomic.Int64
+	closed  atomic.Bool
 }
 
 // good reports whether the client's next datagram can use the session.
@@ -172,18 +178,15 @@ func (s *session) good(r *rule) bool {
 
 func (s *session) used() { s.last.Store(time.Now().UnixNano()) }
 
-// replace detaches the session from its client's datagrams. It still forwards answers.
+// replace makes the session forward answers for a while alone.
 func (s *session) replace() {
-	all := &s.socket.backend.sessions
-	all.mu.Lock()
-	if s.socket.clients[s.client] == s {
-		delete(s.socket.clients, s.client)
-	}
-	all.mu.Unlock()
-	s.replaced.Store(true)
+	s.timeout.Store(min(s.timeout.Load(), int64(replyTimeout)))
 	s.used()
-	s.conn.SetReadDeadline(time.Now().Add(s.timeout())) // wakes answer
+	s.conn.SetReadDeadline(s.expiry()) // wakes answer
 }
+
+// expiry returns when the session ends without another use.
+func (s *session) expiry() time.Time { return time.Unix(0, s.last.Load()+s.timeout.Load()) }
 
 func (s *session) end() {
 	if s.closed.Swap(true) {
@@ -194,19 +197,11 @@ func (s *session) end() {
 	s.socket.backend.sessions.remove(s)
 }
 
-func (s *session) timeout() time.Duration {
-	t := s.socket.backend.config.UDPTimeout
-	if s.replaced.Load() {
-		t = min(t, replyTimeout)
-	}
-	return t
-}
-
 // answer forwards the endpoint's datagrams until the session has been idle for too long.
 func (s *session) answer() {
 	defer s.end()
 	for {
-		end := time.Unix(0, s.last.Load()).Add(s.timeout())
+		end := s.expiry()
 		if time.Until(end) <= 0 {
 			return
 		}
