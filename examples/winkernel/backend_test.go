@@ -320,7 +320,7 @@ func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
 func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 	taken, free := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("203.0.113.1")
 	for _, c := range []struct {
-		code fakehns.Code
+		code winkernel.Code
 		want error
 	}{{0x803b0013, winkernel.ErrExists}, {0x803b001e, winkernel.ErrInvalidAddr}} {
 		t.Run(fmt.Sprint(c.want), func(t *testing.T) {
@@ -395,7 +395,7 @@ func TestUndeletedLoadBalancerKeepsWhatItUses(t *testing.T) {
 		c.fill(t, 2)
 		c.hns.Before = func(call fakehns.Call) error {
 			if call == fakehns.DeleteLoadBalancer {
-				return fakehns.Code(0x8007045b)
+				return winkernel.Code(0x8007045b)
 			}
 			return nil
 		}
@@ -424,7 +424,7 @@ func TestEndpointStaysWhileALoadBalancerHasIt(t *testing.T) {
 	refuse, first := true, service(0).Spec.ClusterIP
 	c.config.HNS = choosy{c.hns, func(lb winkernel.LoadBalancer) error {
 		if refuse && lb.ID != "" && lb.Frontend.VIP == first {
-			return fakehns.Code(0x803b001e)
+			return winkernel.Code(0x803b001e)
 		}
 		return nil
 	}}
@@ -483,7 +483,7 @@ func TestFailedWriteNamesThePurpose(t *testing.T) {
 			if fails--; fails != -1 {
 				return nil
 			}
-			return fakehns.Code(0x803b001e) // HCN_E_INVALID_IP
+			return winkernel.Code(0x803b001e) // HCN_E_INVALID_IP
 		}
 		p := *service(0, "10.244.2.1:8080").Spec
 		p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 30000, []netip.Addr{netip.MustParseAddr("198.51.100.1")}, []netip.Addr{netip.MustParseAddr("203.0.113.1")}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
 )
 
@@ -55,7 +56,7 @@ func killBefore(t *testing.T, w *world, last, allowed int) (writes int) {
 	r.play(t, &w.Steps[last])
 	r.hns.Before = func(fakehns.Call) error {
 		if writes == allowed {
-			return fakehns.Code(0x8007045b) // ERROR_SHUTDOWN_IN_PROGRESS; any would do
+			return winkernel.Code(0x8007045b) // ERROR_SHUTDOWN_IN_PROGRESS; any would do
 		}
 		writes++
 		return nil

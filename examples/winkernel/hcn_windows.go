@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/Microsoft/hnslib/hcn"
-	"golang.org/x/sys/windows"
 	"k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -30,31 +29,14 @@ type service struct {
 // schema is the version of the service's JSON schema (HNS API version 2).
 var schema = hcn.SchemaVersion{Major: 2}
 
-// failures maps the service's error codes (winerror.h) to this package's errors.
-var failures = []struct {
-	code hcn.ErrorCode
-	err  error
-}{
-	{hcn.ErrorCode(windows.RPC_S_UNKNOWN_IF), ErrNotRunning},
-	{hcn.ErrorCode(windows.RPC_S_SERVER_UNAVAILABLE), ErrNotRunning},
-	{hcn.ERROR_NOT_FOUND, ErrNotFound},
-	{hcn.HCN_E_NETWORK_NOT_FOUND, ErrNoNetwork},
-	{hcn.HCN_E_ENDPOINT_NOT_FOUND, ErrNotFound},
-	{hcn.HCN_E_PORT_ALREADY_EXISTS, ErrExists},
-	{hcn.ErrorCode(windows.ERROR_ALREADY_EXISTS), ErrExists},
-	{hcn.ErrorCode(windows.HCN_E_ADDR_INVALID_OR_RESERVED), ErrExists},
-	{hcn.HCN_E_INVALID_IP, ErrInvalidAddr},
-	{hcn.HCN_E_NOTIMPL, ErrNotImplemented},
-}
-
 // wrap adds the error of this package that fits an error of the library.
 func wrap(err error) error {
 	if err == nil {
 		return nil
 	}
-	for _, f := range failures {
-		if hcn.CheckErrorWithCode(err, f.code) {
-			return fmt.Errorf("%w: %w", f.err, err)
+	for code, is := range codes {
+		if hcn.CheckErrorWithCode(err, hcn.ErrorCode(code)) {
+			return fmt.Errorf("%w: %w", is, err)
 		}
 	}
 	if errors.As(err, new(hcn.NetworkNotFoundError)) {

@@ -44,24 +44,49 @@ type HNS interface {
 }
 
 var (
-	// ErrNotRunning means that the service does not run or stopped during the call
-	// (RPC_S_UNKNOWN_IF, 0x6b5, or RPC_S_SERVER_UNAVAILABLE, 0x6ba). The service keeps
-	// its objects across a restart.
+	// ErrNotRunning means that the service does not run or stopped during the call. It keeps its objects across a
+	// restart.
 	ErrNotRunning = errors.New("host networking service is not running")
-	// ErrNotFound means that the network, endpoint or load balancer does not exist
-	// (ERROR_NOT_FOUND, HCN_E_ENDPOINT_NOT_FOUND).
+	// ErrNotFound means that the network, endpoint or load balancer does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrNoNetwork means that the network does not exist (HCN_E_NETWORK_NOT_FOUND). It wraps
-	// ErrNotFound.
+	// ErrNoNetwork means that the network does not exist. It wraps ErrNotFound.
 	ErrNoNetwork = fmt.Errorf("network %w", ErrNotFound)
-	// ErrInvalidAddr means that the service refuses an address (HCN_E_INVALID_IP).
+	// ErrInvalidAddr means that the service refuses an address.
 	ErrInvalidAddr = errors.New("invalid address")
-	// ErrExists means that another object has the address or the port
-	// (HCN_E_PORT_ALREADY_EXISTS, ERROR_ALREADY_EXISTS).
+	// ErrExists means that another object has the address or the port.
 	ErrExists = errors.New("already exists")
-	// ErrNotImplemented means that this version of Windows does not support the call (E_NOTIMPL).
+	// ErrNotImplemented means that this version of Windows does not support the call.
 	ErrNotImplemented = errors.New("this version of Windows lacks the call")
 )
+
+// Code is an error with the number that Windows returns, an HRESULT. It wraps the
+// matching error of this package, if any.
+type Code uint32
+
+// codes holds the errors by HRESULT, or by error number of Win32 (winerror.h).
+var codes = map[Code]error{
+	0x6b5:      ErrNotRunning,     // RPC_S_UNKNOWN_IF
+	0x6ba:      ErrNotRunning,     // RPC_S_SERVER_UNAVAILABLE
+	0x490:      ErrNotFound,       // ERROR_NOT_FOUND
+	0xb7:       ErrExists,         // ERROR_ALREADY_EXISTS
+	0x803b0001: ErrNoNetwork,      // HCN_E_NETWORK_NOT_FOUND
+	0x803b0002: ErrNotFound,       // HCN_E_ENDPOINT_NOT_FOUND
+	0x803b0013: ErrExists,         // HCN_E_PORT_ALREADY_EXISTS
+	0x803b001e: ErrInvalidAddr,    // HCN_E_INVALID_IP
+	0x803b002f: ErrExists,         // HCN_E_ADDR_INVALID_OR_RESERVED
+	0x80004001: ErrNotImplemented, // E_NOTIMPL
+}
+
+// Error returns the number.
+func (c Code) Error() string { return fmt.Sprintf("HRESULT %#x", uint32(c)) }
+
+// Unwrap returns an error of this package, or nil.
+func (c Code) Unwrap() error {
+	if c>>16 == 0x8007 { // FACILITY_WIN32
+		c &= 0xffff
+	}
+	return codes[c]
+}
 
 // Feature is something that only some versions of the service have.
 type Feature string

@@ -17,7 +17,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/examples/winkernel"
-	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -232,5 +231,5 @@ func code(text string) error {
 	if err != nil {
 		return err
 	}
-	return fakehns.Code(n)
+	return winkernel.Code(n)
 }

@@ -45,7 +45,7 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 	var refuse atomic.Bool // makes the next change of a load balancer fail
 	s.hns.Before = func(c fakehns.Call) error {
 		if c == fakehns.ModifyLoadBalancer && refuse.CompareAndSwap(true, false) {
-			return fakehns.Code(0x8007045b) // ERROR_SHUTDOWN_IN_PROGRESS; any would do
+			return winkernel.Code(0x8007045b) // ERROR_SHUTDOWN_IN_PROGRESS; any would do
 		}
 		return nil
 	}

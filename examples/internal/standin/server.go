@@ -158,7 +158,7 @@ func parse(function string) (verb, kind string) {
 
 // code returns the HRESULT of an error.
 func code(kind string, err error) uint32 {
-	var c fakehns.Code
+	var c winkernel.Code
 	switch {
 	case errors.As(err, &c):
 		return uint32(c)

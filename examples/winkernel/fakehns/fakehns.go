@@ -29,32 +29,6 @@ const (
 	Read Call = "Read"
 )
 
-// Code is an error with the number that Windows returns, an HRESULT. It wraps the
-// matching error of package winkernel, if any.
-type Code uint32
-
-// Error returns the number.
-func (c Code) Error() string { return fmt.Sprintf("HRESULT %#x", uint32(c)) }
-
-// Unwrap returns an error of package winkernel, or nil.
-func (c Code) Unwrap() error {
-	switch c {
-	case 0x80004001:
-		return winkernel.ErrNotImplemented
-	case 0x800706b5:
-		return winkernel.ErrNotRunning
-	case 0x803b0001:
-		return winkernel.ErrNoNetwork
-	case 0x80070490, 0x803b0002:
-		return winkernel.ErrNotFound
-	case 0x803b001e:
-		return winkernel.ErrInvalidAddr
-	case 0x800700b7, 0x803b0013, 0x803b002f:
-		return winkernel.ErrExists
-	}
-	return nil
-}
-
 // Service is a [winkernel.HNS] in memory. It must be made with [New]. Its methods are safe for
 // concurrent use.
 type Service struct {
