@@ -12,16 +12,18 @@ import (
 // serve NodePorts at a loopback address: nodePortAddresses explicitly contains the address, and
 // the mode does not serve NodePorts there.
 func (c *Config) LoopbackFamilies(served []tracker.Family) (out []tracker.Family) {
-	if c.loopbackOff() != "" {
-		return nil
-	}
-	for _, f := range loopbackFamilies(c.NodePorts) {
+	for _, f := range served {
 		other := c.Mode == ModeUserspace || c.Mode == ModeIPTables && f == tracker.IPv4
-		if !other && slices.Contains(served, f) {
+		if !other && c.loopbackOff() == "" && c.hasLoopback(f) {
 			out = append(out, f)
 		}
 	}
 	return out
+}
+
+// hasLoopback reports whether nodePortAddresses has the usual loopback address of a family.
+func (c *Config) hasLoopback(f tracker.Family) bool {
+	return c.NodePorts.Resolve(tracker.NodeInfo{}, f).AllowsLoopback(Loopback(f))
 }
 
 // LoopbackServer returns who serves NodePorts at a loopback address, as text, or "" if the
@@ -37,16 +39,6 @@ func (c *Config) LoopbackServer(to netip.Addr) string {
 		return "nothing serves it, since the agent listens only at " + Loopback(f).String()
 	}
 	return "the agent's process serves it"
-}
-
-// loopbackFamilies returns the families in which ports has the usual loopback address.
-func loopbackFamilies(ports ruleset.NodePortAddresses) (out []tracker.Family) {
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if ports.Resolve(tracker.NodeInfo{}, f).AllowsLoopback(Loopback(f)) {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // loopbackOff returns why the agent's process serves no NodePorts, or "".
@@ -65,7 +57,7 @@ func (c *Config) loopbackOff() string {
 // noteLoopback adds a note if loopback addresses in nodePortAddresses have no effect.
 func (c *Config) noteLoopback() {
 	why := c.loopbackOff()
-	if why == "" || len(loopbackFamilies(c.NodePorts)) == 0 {
+	if why == "" || !c.hasLoopback(tracker.IPv4) && !c.hasLoopback(tracker.IPv6) {
 		return
 	}
 	where := "loopback addresses"

@@ -57,7 +57,7 @@ type takeOver struct {
 // otherRules is what takeOver knows of the rules of one kind.
 type otherRules struct {
 	takeover.Watch
-	// state is "in-use" while their owner runs, "left" when it has ended, or "" without rules.
+	// state is the one that was reported last.
 	state string
 	// next is the earliest time of the next attempt at a removal.
 	next time.Time
@@ -87,16 +87,19 @@ const unknownClients = "cannot keep the endpoints of clients of kube-proxy: some
 // endpoint. It reads them once, at its first call. The agent's own memory, if there is any, is in
 // the table that the agent keeps.
 func rememberedClients(netns *os.File, log *slog.Logger) func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration {
-	read := sync.OnceValue(func() *takeover.Clients {
-		c, err := takeover.ReadClients(context.Background(), netns)
-		if err != nil {
-			log.Warn(unknownClients, "error", err)
-		}
-		return c
-	})
+	read := sync.OnceValue(func() *takeover.Clients { return readClients(netns, log) })
 	return func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration {
 		return read().Of(k, endpoint)
 	}
+}
+
+// readClients returns what could be read, and logs the errors of the rest.
+func readClients(netns *os.File, log *slog.Logger) *takeover.Clients {
+	c, err := takeover.ReadClients(context.Background(), netns)
+	if err != nil {
+		log.Warn(unknownClients, "error", err)
+	}
+	return c
 }
 
 // applyWithClients applies a delta. In mode iptables it gives the endpoints the clients that they
@@ -106,20 +109,20 @@ func (t *takeOver) applyWithClients(ctx context.Context, d *ruleset.Delta, apply
 	if !d.Full || t.moved || !t.adopt || t.mode.Name != config.ModeIPTables {
 		return apply(ctx, d)
 	}
-	clients, readErr := takeover.ReadClients(ctx, t.a.netns)
+	clients := readClients(t.a.netns, t.a.options.Log)
 	err := apply(ctx, d)
 	if p := (*ruleset.PartialError)(nil); err != nil && !errors.As(err, &p) {
 		return err
 	}
 	t.moved = true
-	errs := []error{readErr}
+	var failed error
 	for i := range d.Changes {
 		if s := d.Changes[i].New; s != nil {
-			errs = append(errs, clients.WriteRecent(t.a.netns, s))
+			failed = errors.Join(failed, clients.WriteRecent(t.a.netns, s))
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		t.a.options.Log.Warn(unknownClients, "error", complaint.Text(err.Error()))
+	if failed != nil {
+		t.a.options.Log.Warn(unknownClients, "error", complaint.Text(failed.Error()))
 	}
 	return err
 }
@@ -296,13 +299,7 @@ func (t *takeOver) succeeded(ctx context.Context, err error, failed string, args
 
 // note logs and reports a state that differs from the last one.
 func (t *takeOver) note(k takeover.Kind, o *otherRules) {
-	now := "left"
-	switch {
-	case t.rules[k] == 0:
-		now = ""
-	case o.Runs():
-		now = "in-use"
-	}
+	now := o.State()
 	if now == o.state {
 		return
 	}

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nft"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/tracker"
@@ -134,9 +133,8 @@ func hintOf(f tracker.Family) string {
 		return ""
 	}
 	defer conn.Close()
-	family := map[tracker.Family]byte{tracker.IPv4: unix.NFPROTO_IPV4, tracker.IPv6: unix.NFPROTO_IPV6}[f]
 	for _, hint := range hints {
-		if found, err := conn.HasBaseChain("mangle", family, hint); err == nil && found {
+		if found, err := conn.HasBaseChain("mangle", inet.AF(f), hint); err == nil && found {
 			return hint
 		}
 	}
@@ -158,28 +156,28 @@ func (r *reader) save(ctx context.Context, f tracker.Family, table string) (stri
 	return output(ctx, program(f, r.flavor, "save"), args...)
 }
 
-func (r *reader) countRules(ctx context.Context) {
+// each calls fn with the output of iptables-save, as save returns it, for each family that can be read.
+func (r *reader) each(ctx context.Context, table string, fn func(f tracker.Family, saved string)) {
 	for _, f := range families {
 		if !r.usable[f] {
 			continue
 		}
-		if saved, err := r.save(ctx, f, ""); err == nil {
-			r.rules += strings.Count(saved, "\n-A ")
+		if saved, err := r.save(ctx, f, table); err == nil {
+			fn(f, saved)
 		}
 	}
 }
 
+func (r *reader) countRules(ctx context.Context) {
+	r.each(ctx, "", func(_ tracker.Family, saved string) { r.rules += strings.Count(saved, "\n-A ") })
+}
+
 // drops returns how chain FORWARD drops packets, for each family in which it does.
 func (r *reader) drops(ctx context.Context) (out []string) {
-	for _, f := range families {
-		if !r.usable[f] {
-			continue
+	r.each(ctx, "filter", func(f tracker.Family, saved string) {
+		if what := dropIn(saved); what != "" {
+			out = append(out, fmt.Sprintf("%v: %s", f, what))
 		}
-		if saved, err := r.save(ctx, f, "filter"); err == nil {
-			if what := dropIn(saved); what != "" {
-				out = append(out, fmt.Sprintf("%v: %s", f, what))
-			}
-		}
-	}
+	})
 	return out
 }

@@ -63,15 +63,10 @@ func WithAddresses(f func(*vip.Addresses) error) error {
 type userspacePlane struct {
 	*userspace.Backend
 	addresses *vip.Addresses
-	rights    rights
-}
-
-// rights are what the process may do on the node.
-type rights struct {
-	// addresses reports whether it may add addresses to the node (CAP_NET_ADMIN).
-	addresses bool
-	// ports is the first port that it may listen at.
-	ports uint16
+	// adds reports whether the process may add addresses to the node (CAP_NET_ADMIN), and first is the first port
+	// that it may listen at.
+	adds  bool
+	first uint16
 }
 
 // openUserspace opens the data plane and logs what the process may not serve.
@@ -80,47 +75,46 @@ func openUserspace(s Settings) (Plane, error) {
 	if err != nil {
 		return Plane{}, err
 	}
-	p := &userspacePlane{addresses: own, rights: rightsOf(own)}
+	p := &userspacePlane{addresses: own, adds: own.Permitted() == nil, first: firstPort()}
 	c := userspace.Config{Addresses: own, Serves: p.serves, Dial: s.Dial, Log: s.Log}
-	if !p.rights.addresses {
+	if !p.adds {
 		c.Addresses = &presentAddresses{own: own, held: map[netip.Addr]bool{}}
 		s.Log.Warn("without CAP_NET_ADMIN, only addresses that the node already has are served: NodePorts, and cluster, external and load-balancer IPs with a local route (ip route add local CIDR dev lo)")
 	}
-	if p.rights.ports > 1 {
-		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.rights.ports, "sysctl", "net.ipv4.ip_unprivileged_port_start")
+	if p.first > 1 {
+		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.first, "sysctl", "net.ipv4.ip_unprivileged_port_start")
 	}
 	c.Sockets, c.MaxConnections, c.MaxSessions = s.Limits, s.Limits.Connections, s.Limits.Sessions
 	if p.Backend, err = userspace.New(c); err != nil {
 		own.Close()
 		return Plane{}, err
 	}
-	return Plane{Backend: p, Powerless: !p.rights.addresses}, nil
+	return Plane{Backend: p, Powerless: !p.adds}, nil
 }
 
-// rightsOf tries what the process may do.
-func rightsOf(a *vip.Addresses) rights {
-	r := rights{addresses: a.Permitted() == nil}
+// firstPort returns the first port that the process may listen at, or 0 if it may listen at all.
+func firstPort() uint16 {
 	l, err := net.Listen("tcp", "127.0.0.1:1")
 	if err == nil {
 		l.Close()
 	}
 	if !errors.Is(err, syscall.EACCES) {
-		return r
+		return 0
 	}
-	r.ports = 1024
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
-	if n, e := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 16); err == nil && e == nil {
-		r.ports = uint16(n)
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 16)
+	if err != nil {
+		return 1024
 	}
-	return r
+	return uint16(n)
 }
 
 // serves reports whether the process can serve a frontend at an address and port.
 func (p *userspacePlane) serves(f *ruleset.Frontend, _ v1.Protocol, at netip.AddrPort) bool {
-	if at.Port() < p.rights.ports {
+	if at.Port() < p.first {
 		return false
 	}
-	return p.rights.addresses || f.Kind == ruleset.KindNodePort || p.addresses.Local(at.Addr())
+	return p.adds || f.Kind == ruleset.KindNodePort || p.addresses.Local(at.Addr())
 }
 
 // Close resets all connections and removes the addresses of Services from the node.

@@ -59,6 +59,17 @@ func (w *Watch) Runs() bool {
 	return w.answered || w.stamp != 0 && !w.changed.IsZero() && !w.late(StaleAfter)
 }
 
+// State returns "in-use" for rules whose owner runs, "left" for rules whose owner has ended, or "" without rules.
+func (w *Watch) State() string {
+	switch {
+	case w.stamp == 0:
+		return ""
+	case w.Runs():
+		return "in-use"
+	}
+	return "left"
+}
+
 // Idle reports that the owner has written no rules for [Patience], or none that follow the objects.
 func (w *Watch) Idle() bool { return w.late(Patience) }
 

@@ -7,7 +7,7 @@ import (
 
 // TestWatchTellsWhetherTheOwnerRuns gives a Watch sequences of sightings.
 func TestWatchTellsWhetherTheOwnerRuns(t *testing.T) {
-	const none, inUse, left = "none", "in use", "left"
+	const none, inUse, left = "", "in-use", "left"
 	type look struct {
 		at      int // seconds
 		stamp   uint64
@@ -65,15 +65,8 @@ func TestWatchTellsWhetherTheOwnerRuns(t *testing.T) {
 			}
 			for i, l := range looks {
 				w.Look(time.Unix(int64(1000+l.at), 0), l.stamp, l.answers, at(l.objects))
-				got := left
-				switch {
-				case l.stamp == 0:
-					got = none
-				case w.Runs():
-					got = inUse
-				}
-				if got != l.want {
-					t.Errorf("look %d, at %d s: %s, want %s", i+1, l.at, got, l.want)
+				if got := w.State(); got != l.want {
+					t.Errorf("look %d, at %d s: %q, want %q", i+1, l.at, got, l.want)
 				}
 			}
 		})
