@@ -783,9 +783,7 @@ func TestCleanupRemovesEverything(t *testing.T) {
 func TestErrorsNameWhatIsMissing(t *testing.T) {
 	need(t)
 	dir, closeDir, err := TemporaryDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer closeDir()
 	for _, c := range []struct {
 		config Config
@@ -800,35 +798,25 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 			t.Errorf("Probe(%+v) returns %v", c.config, err)
 		}
 	}
-	var unprivileged strings.Builder
-	cmd := confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
-	cmd.Stderr = &unprivileged
 	folder := must.Get(os.Open(filepath.Dir(dir)))(t)
 	defer folder.Close()
-	cmd.ExtraFiles = []*os.File{folder}
-	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},
-	}
-	if err := cmd.Run(); err == nil || !strings.Contains(unprivileged.String(), "CAP_BPF") {
-		t.Errorf("without privileges: %v, %q", err, unprivileged.String())
-	}
-
-	probe := func(capabilities ...int) (stderr string, err error) {
+	probe := func(attr *syscall.SysProcAttr, capabilities ...int) (stderr string, err error) {
 		var said strings.Builder
 		cmd := confine.Command("probe", confine.Limits{Capabilities: capabilities})
-		cmd.Stderr = &said
-		cmd.ExtraFiles = []*os.File{folder}
+		cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr = &said, []*os.File{folder}, attr
 		cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
 		err = cmd.Run()
 		return said.String(), err
 	}
-	if said, err := probe(unix.CAP_NET_ADMIN, unix.CAP_BPF, unix.CAP_PERFMON); err != nil {
+	user := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}}}
+	if said, err := probe(user, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN); err == nil || !strings.Contains(said, "CAP_BPF") {
+		t.Errorf("without privileges: %v, %q", err, said)
+	}
+	if said, err := probe(nil, unix.CAP_NET_ADMIN, unix.CAP_BPF, unix.CAP_PERFMON); err != nil {
 		t.Errorf("with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON only: %v, %q", err, said)
 	}
 	// Some kernels do not need CAP_PERFMON. Others must not be called too old.
-	said, err := probe(unix.CAP_NET_ADMIN, unix.CAP_BPF)
+	said, err := probe(nil, unix.CAP_NET_ADMIN, unix.CAP_BPF)
 	t.Logf("without CAP_PERFMON: %v, %q", err, said)
 	if err != nil && (!strings.Contains(said, "CAP_PERFMON") || strings.Contains(said, "or later")) {
 		t.Errorf("without CAP_PERFMON: %v, %q", err, said)

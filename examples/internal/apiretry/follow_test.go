@@ -14,8 +14,19 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-func newStore[T metav1.Object](set func(T), gone func(types.NamespacedName, T), synced func()) *store[T] {
-	return &store[T]{Source: Source[T]{Set: set, Gone: gone, Synced: synced}, names: map[types.NamespacedName]struct{}{}}
+// recorded returns a store, and what it passed on since the last call of a function.
+func recorded[T metav1.Object]() (s *store[T], passed func() []string) {
+	var got []string
+	s = &store[T]{names: map[types.NamespacedName]struct{}{}, Source: Source[T]{
+		Set:    func(o T) { got = append(got, strings.TrimSpace("set "+o.GetName()+" "+o.GetResourceVersion())) },
+		Gone:   func(n types.NamespacedName, _ T) { got = append(got, "gone "+n.String()) },
+		Synced: func() { got = append(got, "synced") },
+	}}
+	return s, func() []string {
+		out := got
+		got = nil
+		return out
+	}
 }
 
 func object(name, version string) *v1.Service {
@@ -23,33 +34,29 @@ func object(name, version string) *v1.Service {
 }
 
 func TestStorePassesOnChangesAndMissedDeletions(t *testing.T) {
-	var got []string
-	s := newStore(
-		func(o *v1.Service) { got = append(got, "set "+o.Name+" "+o.ResourceVersion) },
-		func(n types.NamespacedName, _ *v1.Service) { got = append(got, "gone "+n.Name) },
-		func() { got = append(got, "synced") })
+	s, passed := recorded[*v1.Service]()
 	check := func(what string, err error, want ...string) {
 		t.Helper()
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
+		got := passed()
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
-		got = nil
 	}
 	check("empty list", s.Replace(nil, "1"), "synced")
 	check("add", s.Add(object("a", "1")), "set a 1")
 	check("update", s.Update(object("a", "2")), "set a 2")
 	check("add", s.Add(object("b", "1")), "set b 1")
-	check("delete", s.Delete(object("b", "2")), "gone b")
-	check("tombstone", s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"}), "gone a")
+	check("delete", s.Delete(object("b", "2")), "gone ns/b")
+	check("tombstone", s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"}), "gone ns/a")
 	check("list", s.Replace([]any{object("a", "1"), object("b", "1"), object("c", "1")}, "5"), "set a 1", "set b 1", "set c 1", "synced")
 	// b was deleted and d created between two watches.
-	check("second list", s.Replace([]any{object("a", "2"), object("c", "1"), object("d", "1")}, "9"), "set a 2", "set c 1", "set d 1", "gone b", "synced")
-	check("another empty list", s.Replace(nil, "10"), "gone a", "gone c", "gone d", "synced")
+	check("second list", s.Replace([]any{object("a", "2"), object("c", "1"), object("d", "1")}, "9"), "set a 2", "set c 1", "set d 1", "gone ns/b", "synced")
+	check("another empty list", s.Replace(nil, "10"), "gone ns/a", "gone ns/c", "gone ns/d", "synced")
 	if err := s.Update(&v1.Pod{}); err == nil || !strings.Contains(fmt.Sprint(err), "unexpected *v1.Pod") {
 		t.Errorf("an object of another kind: error %v, want unexpected *v1.Pod", err)
 	}
@@ -58,17 +65,16 @@ func TestStorePassesOnChangesAndMissedDeletions(t *testing.T) {
 // TestStreamedListIsPassedOnAtOnce collects a list as a reflector does that receives it as a
 // stream. Each object must be passed on once, when it arrives, and only names may be kept.
 func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
-	var got []string
-	s := newStore(
-		func(o *v1.Service) { got = append(got, "set "+o.Name+" "+o.ResourceVersion) },
-		func(n types.NamespacedName, _ *v1.Service) { got = append(got, "gone "+n.Namespace+"/"+n.Name) },
-		func() { got = append(got, "synced") })
+	s, passed := recorded[*v1.Service]()
 	check := func(what string, want ...string) {
 		t.Helper()
+		got := passed()
+		if what != "while it is received" {
+			slices.Sort(got)
+		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
-		got = nil
 	}
 	stream := func() cache.Store {
 		return cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc, cache.WithTransformer(s.Transformer()))
@@ -99,7 +105,6 @@ func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	second.Delete(object("c", "4"))
 	check("while it is received", "set b 2", "set c 3")
 	replace(second)
-	slices.Sort(got)
 	check("second list", "gone ns/a", "gone ns/c", "synced")
 
 	// The next list removes objects that only an interrupted stream held.
@@ -107,27 +112,27 @@ func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	third := stream()
 	third.Add(object("b", "2"))
 	replace(third)
-	slices.Sort(got)
 	check("third list", "gone ns/d", "set b 2", "set d 5", "synced")
 
-	node := newStore(func(o *v1.Node) { got = append(got, "set "+o.Name) }, func(n types.NamespacedName, _ *v1.Node) { got = append(got, "gone "+n.Name) }, func() {})
+	node, passed := recorded[*v1.Node]()
 	list := cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc, cache.WithTransformer(node.Transformer()))
 	list.Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	node.Replace(list.List(), "1")
-	check("without a namespace", "set n1")
+	if got := passed(); !slices.Equal(got, []string{"set n1", "synced"}) {
+		t.Errorf("without a namespace: %q", got)
+	}
 }
 
 // TestObjectsOfAnotherTypeAreIgnored hands in what an informer of another resource has.
 func TestObjectsOfAnotherTypeAreIgnored(t *testing.T) {
 	var log bytes.Buffer
-	calls := 0
-	s := newStore(func(*v1.Service) { calls++ }, func(types.NamespacedName, *v1.Service) {}, func() {})
+	s, passed := recorded[*v1.Service]()
 	s.log = slog.New(slog.NewTextHandler(&log, nil))
 	for range 3 {
 		s.pass(&v1.Pod{})
 	}
 	s.pass(&v1.Service{})
-	if calls != 1 || strings.Count(log.String(), "another type") != 1 {
-		t.Errorf("%d calls, log: %s", calls, &log)
+	if got := passed(); len(got) != 1 || strings.Count(log.String(), "another type") != 1 {
+		t.Errorf("%q, log: %s", got, &log)
 	}
 }

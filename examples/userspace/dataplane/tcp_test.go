@@ -284,24 +284,6 @@ func TestFloodOfConnectionsEndsItsOwn(t *testing.T) {
 	}
 }
 
-// TestOldestConnectionIsReset opens connections to one Service beyond the limit.
-func TestOldestConnectionIsReset(t *testing.T) {
-	t.Parallel()
-	w, port := newServed(t, Config{MaxConnections: 3}, "one", tcp, serveTCP(t, "a"))
-	var open []*client
-	for range 4 {
-		open = append(open, w.connect(port))
-	}
-	for i, c := range open {
-		if err := c.echo(); errors.Is(err, syscall.ECONNRESET) != (i == 0) || (err != nil) != (i == 0) {
-			t.Errorf("connection %d: %v", i, err)
-		}
-	}
-	if s := w.backend.Stats(); s.Connections != 3 || s.Made != 4 {
-		t.Errorf("stats %+v", s)
-	}
-}
-
 // heldBefore has an address that an earlier process held and that cannot be released.
 type heldBefore struct{ onlyLoopback }
 

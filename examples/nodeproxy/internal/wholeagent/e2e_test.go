@@ -227,9 +227,6 @@ func (p *process) watched(t *testing.T, h *netlab.Host) {
 			t.Errorf("metric %s is %q", want, value)
 		}
 	}
-	if code, mode, _ := get(t, h, at+"/proxyMode"); code != 200 || mode != "nftables" {
-		t.Errorf("/proxyMode: %d %q", code, mode)
-	}
 	_, text, _ = get(t, h, at+"/configz")
 	var z map[string]struct{ Mode, DetectLocalMode string }
 	if err := json.Unmarshal([]byte(text), &z); err != nil || z["kubeproxy.config.k8s.io"].DetectLocalMode != "NodeCIDR" {

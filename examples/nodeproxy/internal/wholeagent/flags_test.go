@@ -30,22 +30,6 @@ import (
 
 // flagChecks holds for flags and fields of the configuration what they do.
 var flagChecks = map[string]func(t *testing.T, s *site){
-	"AllowServiceExternalIPs": func(t *testing.T, s *site) {
-		const external = "10.96.200.1:80"
-		// The kernel refuses connections to an external IP that is not served.
-		must.Do(t, s.Node.Do(func() error {
-			return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
-		}))
-		for _, on := range []bool{true, false} {
-			p := s.agent(t, webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]), fmt.Sprintf("--feature-gates=AllowServiceExternalIPs=%v", on))
-			p.synced(t, "services=1 endpoints=1 changed=1")
-			s.answeredBy(t, clusterVIP, podIPs[0])
-			if _, _, err := lab.Visit(s.Client, "", external); (err == nil) != on {
-				t.Errorf("%v: %v", on, err)
-			}
-			p.stop(t)
-		}
-	},
 	// Without a Node and a default route, all of the node's addresses serve NodePorts.
 	"nodePortAddresses: primary": func(t *testing.T, s *site) {
 		s.serveWeb(t, podIPs, "--sync-period", "1s")

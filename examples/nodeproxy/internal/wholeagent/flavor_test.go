@@ -91,19 +91,6 @@ func testFlavor(t *testing.T, mode string) {
 	p.stop(t)
 }
 
-// TestFlavorOfInitialContainerIsThatOfTheHost sets the parameters first, as the DaemonSet does.
-func TestFlavorOfInitialContainerIsThatOfTheHost(t *testing.T) {
-	t.Parallel()
-	needFlavor(t, "legacy")
-	netlab.NeedPrograms(t, "iptables-nft-save")
-	s := newSite(t)
-	// Without kubelet's chain, the flavor with more rules counts.
-	must.Get(s.Node.Run(t, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT"))(t)
-	_, _, log := verb(t, s.Node, "run", "--init-only", "--proxy-mode", "iptables", "--conntrack-max-per-core", "0")
-	contains(t, log, `flavor="legacy" reason="it has 1 rules, and iptables-nft has 0"`)
-	contains(t, must.Get(s.Node.Run(t, "iptables-legacy-save"))(t), "KUBE-PROXY-LOCALNET") // the guard
-}
-
 // TestCleanupFindsRulesOfEachFlavor runs --cleanup while the programs without a flavor in
 // their names have either flavor. It must not create tables of iptables-legacy.
 func TestCleanupFindsRulesOfEachFlavor(t *testing.T) {

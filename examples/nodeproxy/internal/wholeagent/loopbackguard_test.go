@@ -57,18 +57,12 @@ func newIntruder(t *testing.T, s *site) *intruder {
 			}
 		}
 	}()
-	in.set("1")
+	must.Do(t, s.Node.Sysctl(routeLocalnet, "1"))
 	eventually(t, "an unguarded loopback address is reached", func() bool { return in.received.Load() > 0 })
-	in.set("0")
+	must.Do(t, s.Node.Sysctl(routeLocalnet, "0"))
 	in.wait()
 	in.received.Store(0)
 	return in
-}
-
-// set sets route_localnet as an operator does.
-func (in *intruder) set(value string) {
-	in.t.Helper()
-	must.Do(in.t, in.Node.Sysctl(routeLocalnet, value))
 }
 
 // wait waits until some more packets were sent.

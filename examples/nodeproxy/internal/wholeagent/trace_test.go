@@ -64,12 +64,8 @@ func (s *site) unanswered(t *testing.T, to string) {
 
 const emptyService = `apiVersion: v1
 kind: Service
-metadata:
-  name: empty
-spec:
-  clusterIP: 10.96.0.40
-  ports:
-  - {name: http, port: 80}
+metadata: {name: empty}
+spec: {clusterIP: 10.96.0.40, ports: [{name: http, port: 80}]}
 `
 
 // TestTraceAgrees follows connections that go where the objects require, in each mode.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
@@ -123,37 +122,33 @@ func TestUpgradeLosesNoConnection(t *testing.T) {
 			}
 			p := run(old)
 			found := surface(t, old, metricsOn(t, s.Node, "192.0.2.1:10249"))
-			var stream *lab.Stream
-			var long *lab.Talk
+			keep := func(when string) {}
 			if mode != "userspace" { // its connections end with the process
-				long = talk(t, s.Client, nodePort)
-				stream = s.stream()
-				stream.Next(20)
+				long, stream := talk(t, s.Client, nodePort), s.stream()
+				defer stream.Stop()
+				keep = func(when string) {
+					t.Helper()
+					held(t, stream, when)
+					if _, _, err := long.Ask(); err != nil {
+						t.Errorf("%s: the old connection: %v", when, err)
+					}
+				}
 			}
 			for _, to := range []string{"/proc/self/exe", old, "/proc/self/exe"} {
 				p.stop(t)
-				if stream != nil {
-					held(t, stream, "while no agent runs")
-				}
+				keep("while no agent runs")
 				last = (last + 1) % len(podIPs)
 				rollOut(t, dir, podIPs[last])
 				p = run(to)
 				s.answeredBy(t, clusterVIP, podIPs[last])
 				s.answeredBy(t, nodePort, podIPs[last])
-				if stream != nil {
-					held(t, stream, "with the next version")
-					if _, _, err := long.Ask(); err != nil {
-						t.Errorf("the old connection: %v", err)
-					}
-				}
+				keep("with the next version")
 				if p.loggedErrors() {
 					t.Errorf("log:\n%s", p.log())
 				}
 			}
-			if stream != nil {
+			if mode != "userspace" {
 				s.explains(t, dir, mode, 0, "kernel: agrees")
-				y := stream.Stop()
-				t.Logf("%v", y)
 			}
 			text, err := os.ReadFile(recorded(mode))
 			if got := strings.Join(found, "\n") + "\n"; err != nil || got != string(text) {
