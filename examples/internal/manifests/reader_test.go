@@ -22,14 +22,10 @@ func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		name = filepath.Join(dir, name)
-		var err error
 		if text == "-" {
-			err = os.Remove(name)
+			must.Do(t, os.Remove(name))
 		} else {
-			err = os.WriteFile(name, []byte(text), 0o644)
-		}
-		if err != nil {
-			t.Fatal(err)
+			must.Do(t, os.WriteFile(name, []byte(text), 0o644))
 		}
 	}
 }

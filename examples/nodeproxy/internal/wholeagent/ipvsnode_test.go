@@ -170,6 +170,8 @@ func TestIPVSNode(t *testing.T) {
 	t.Run("scheduler", schedulerIPVS)
 	t.Run("take over", takeOverIPVS)
 	t.Run("leave", func(t *testing.T) { giveBack(t, "nftables", "ipvs") })
+	t.Run("switch to", func(t *testing.T) { switchModes(t, "iptables", "ipvs", "nftables", "ipvs") })
+	t.Run("switch from", func(t *testing.T) { switchModes(t, "ipvs", "iptables", "nftables") })
 	t.Run("localhost", func(t *testing.T) { testLocalhost(t, "ipvs") })
 	t.Run("metrics", func(t *testing.T) { metricsOf(t, modes.IPVS()) })
 	t.Run("flavor", func(t *testing.T) { testFlavor(t, "ipvs") })

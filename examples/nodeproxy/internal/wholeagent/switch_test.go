@@ -12,8 +12,6 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/internal/testing/testtime"
-	"github.com/go-proxier/proxier/internal/testing/vm"
 )
 
 // needMode skips the test unless this machine supports a mode.
@@ -66,26 +64,7 @@ func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 	switchModes(t, "nftables", "iptables", "nftables", "iptables", "nftables")
 }
 
-// TestSwitchingToIPVSBreaksNoConnection changes to mode ipvs from the others, in a kernel with IPVS.
-func TestSwitchingToIPVSBreaksNoConnection(t *testing.T) {
-	testtime.NeedComplete(t)
-	t.Parallel()
-	if !vm.Inside(t, vm.IPVS) {
-		return
-	}
-	switchModes(t, "iptables", "ipvs", "nftables", "ipvs")
-}
-
-// TestSwitchingIPVSBreaksNoConnection begins with a connection in mode ipvs, in a kernel with IPVS.
-func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
-	testtime.NeedComplete(t)
-	t.Parallel()
-	if !vm.Inside(t, vm.IPVS) {
-		return
-	}
-	switchModes(t, "ipvs", "iptables", "nftables")
-}
-
+// switchModes changes from the first mode to the others, one after the other. TestIPVSNode does it with mode ipvs.
 func switchModes(t *testing.T, first string, others ...string) {
 	t.Helper()
 	needMode(t, "iptables")
