@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -287,36 +286,9 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 	}
 }
 
-// TestFailedWriteFailsItsServiceAlone refuses one load balancer.
-func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
-	c := newCluster(t)
-	counted := map[string]int{}
-	c.config.Trace = &winkernel.Hooks{WriteFailed: func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
-		counted[fmt.Sprintf("%v %v %v", w, lb.Purpose, errors.Is(err, winkernel.ErrExists))]++
-	}}
-	c.restart(t)
-	c.fill(t, 3)
-	// Another program has the port.
-	bad, good := service(7, "10.244.2.9:8080"), service(8, "10.244.2.9:8080")
-	other := c.hns.Plug(winkernel.Endpoint{Network: otherNetwork, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
-	c.hns.Place(winkernel.LoadBalancer{Endpoints: []string{other},
-		Frontend: winkernel.Frontend{VIP: bad.Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}})
-	var partial *ruleset.PartialError
-	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{7: bad, 8: good}))
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bad.Key], winkernel.ErrExists) {
-		t.Fatalf("Apply: %v", err)
-	}
-	if _, _, ok := c.hns.Find(winkernel.Frontend{VIP: good.Spec.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}); !ok {
-		t.Error("the other Service has no load balancer")
-	}
-	if want := map[string]int{"create clusterip true": 1}; !maps.Equal(counted, want) {
-		t.Errorf("failed writes are %v, want %v", counted, want)
-	}
-}
-
 // TestRefusedLoadBalancerLeavesTheOthersInStep has a Service of which the service refuses one load
 // balancer, because another program has the port or because of the address. What else the Service
-// changes comes into effect, and nothing is read again.
+// changes, and another Service, come into effect, and nothing is read again.
 func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 	taken, free := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("203.0.113.1")
 	for _, c := range []struct {
@@ -357,14 +329,14 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 					t.Errorf("endpoints are %v", eps)
 				}
 			}
-			vip := of("10.244.2.1:80").Spec.ClusterIP
+			vip, other := of("10.244.2.1:80").Spec.ClusterIP, service(1).Spec.ClusterIP
 			cl.apply(t, true, nil)
 			fails := func(s *ruleset.Port) {
 				t.Helper()
 				cl.hns.Calls()
 				var partial *ruleset.PartialError
-				err := cl.backend.Apply(t.Context(), cl.delta(false, map[int]*ruleset.Port{0: s}))
-				if !errors.As(err, &partial) || !errors.Is(partial.Failed[s.Key], c.want) {
+				err := cl.backend.Apply(t.Context(), cl.delta(false, map[int]*ruleset.Port{0: s, 1: service(1, s.Endpoints[0].Addr.String())}))
+				if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[s.Key], c.want) {
 					t.Errorf("Apply: %v", err)
 				}
 				if calls := cl.hns.Calls(); calls[fakehns.Read] != 0 {
@@ -372,13 +344,13 @@ func TestRefusedLoadBalancerLeavesTheOthersInStep(t *testing.T) {
 				}
 			}
 			fails(of("10.244.2.1:80", taken, free))
-			check("10.244.2.1", vip, free)
+			check("10.244.2.1", vip, other, free)
 			fails(of("10.244.2.2:80", taken, free))
-			check("10.244.2.2", vip, free)
+			check("10.244.2.2", vip, other, free)
 			fails(of("10.244.2.2:80", taken))
-			check("10.244.2.2", vip)
+			check("10.244.2.2", vip, other)
 			refuse = false
-			cl.apply(t, false, map[int]*ruleset.Port{0: of("10.244.2.3:80", taken)})
+			cl.apply(t, false, map[int]*ruleset.Port{0: of("10.244.2.3:80", taken), 1: nil})
 			check("10.244.2.3", vip, taken)
 		})
 	}

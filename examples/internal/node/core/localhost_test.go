@@ -31,16 +31,11 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	port := taken.Addr().(*net.TCPAddr).Port
 	ports := must.Get(ruleset.ParseNodePortAddresses([]string{"localhost"}))(t)
 	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}))(t)
-	engine, err := ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports})
-	if err != nil {
-		t.Fatal(err)
-	}
+	engine := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr, NodePortAddresses: ports}))(t)
 	var logged bytes.Buffer
 	l := &localhost{complaints: complaint.NewLog(slog.New(slog.NewTextHandler(&logged, nil)))}
 	serves := func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
-	if l.plane, err = userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves}); err != nil {
-		t.Fatal(err)
-	}
+	l.plane = must.Get(userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves}))(t)
 	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
 	cursor := engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -20,7 +19,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/examples/internal/node/core"
 	"github.com/go-proxier/proxier/examples/internal/node/tuning"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
@@ -333,20 +331,6 @@ var flagChecks = map[string]func(t *testing.T, s *site){
 			var info struct{ Msg, Caller string }
 			if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "run/") {
 				t.Errorf("error %v: %s", err, line)
-			}
-		}
-	},
-	"mode: ipvs": func(t *testing.T, s *site) {
-		for _, mode := range []string{"ipvs", "nftables"} {
-			var log strings.Builder
-			s.agentIn(t, (&fakePlane{}).mode(mode), func(a *core.Agent) error {
-				a.World.Log = slog.New(slog.NewTextHandler(&log, nil))
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				return a.Run(ctx)
-			})
-			if stays := strings.Contains(log.String(), "removes it in Kubernetes 1.43 (KEP-5495)") && strings.Contains(log.String(), "nodeproxy keeps its mode ipvs"); stays != (mode == "ipvs") {
-				t.Errorf("mode %s: log:\n%s", mode, log.String())
 			}
 		}
 	},

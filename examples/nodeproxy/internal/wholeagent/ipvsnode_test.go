@@ -321,7 +321,9 @@ func privilegesIPVS(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	p.onlyNeededCapabilities(t)
 	s.answeredBy(t, clusterVIP, podIPs[0])
-	p.logged(t, "kube-proxy has deprecated its mode ipvs")
+	for _, note := range []string{"kube-proxy has deprecated its mode ipvs", "removes it in Kubernetes 1.43 (KEP-5495)", "nodeproxy keeps its mode ipvs"} {
+		p.logged(t, note)
+	}
 
 	// As with kube-proxy, the limit of connections is only raised.
 	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
