@@ -164,11 +164,8 @@ func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 // network does not exist yet, the error wraps [ErrNotFound], and if the service does not run,
 // [ErrNotRunning]; both may change. Probe writes nothing.
 func Probe(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
-	if err != nil {
-		return err
-	}
-	return c.probe(ctx)
+	b, err := New(ctx, c)
+	return backendconf.Probe(b, err)
 }
 
 func (c *Config) probe(ctx context.Context) error {

@@ -108,28 +108,24 @@ func (*service) Network(name string) (Network, error) {
 	return out, nil
 }
 
-// lists calls a function of the library that lists objects. The library opens one object
+// lists calls a function of the library that lists objects, and converts them. The library opens one object
 // after the other, and fails if one of them was deleted since. Then lists tries again.
-func lists[T any](f func() ([]T, error)) ([]T, error) {
-	for try := 0; ; try++ {
-		out, err := f()
-		if err = wrap(err); err == nil || try == 4 || !errors.Is(err, ErrNotFound) {
-			return out, err
-		}
+func lists[T, U any](f func() ([]T, error), convert func(*T) U) ([]U, error) {
+	list, err := f()
+	for try := 0; try < 4 && errors.Is(wrap(err), ErrNotFound); try++ {
+		list, err = f()
 	}
-}
-
-func (*service) Endpoints() ([]Endpoint, error) {
-	list, err := lists(hcn.ListEndpoints)
 	if err != nil {
-		return nil, err
+		return nil, wrap(err)
 	}
-	out := make([]Endpoint, 0, len(list))
+	out := make([]U, 0, len(list))
 	for i := range list {
-		out = append(out, endpointOf(&list[i]))
+		out = append(out, convert(&list[i]))
 	}
 	return out, nil
 }
+
+func (*service) Endpoints() ([]Endpoint, error) { return lists(hcn.ListEndpoints, endpointOf) }
 
 // endpointOf converts an endpoint. It leaves out what it cannot read, because the endpoint may
 // be another program's.
@@ -180,15 +176,7 @@ func (*service) DeleteEndpoint(id string) error {
 }
 
 func (*service) LoadBalancers() ([]LoadBalancer, error) {
-	list, err := lists(hcn.ListLoadBalancers)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]LoadBalancer, 0, len(list))
-	for i := range list {
-		out = append(out, loadBalancerOf(&list[i]))
-	}
-	return out, nil
+	return lists(hcn.ListLoadBalancers, loadBalancerOf)
 }
 
 // protocols maps the protocols to their numbers (IANA).

@@ -143,16 +143,14 @@ func (s *state) add(e Endpoint) {
 func (s *state) remove(id string) {
 	for _, a := range s.endpoints[id].Addrs {
 		at := s.at[a]
-		if at.local == id {
+		switch id {
+		case at.local:
 			at.local = ""
-		}
-		if at.remote == id {
+		case at.remote:
 			at.remote = ""
 		}
-		if at == (addressed{}) {
+		if s.at[a] = at; at == (addressed{}) {
 			delete(s.at, a)
-		} else {
-			s.at[a] = at
 		}
 	}
 	s.macs[s.endpoints[id].MAC]--
