@@ -33,7 +33,7 @@ func TestRandomChangesEqualAColdStart(t *testing.T) {
 		if !testtime.Thorough() {
 			steps = 15
 			if !flavor.memory {
-				steps = 8 // each runs many programs
+				steps = 6 // each runs many programs
 			}
 		}
 		rng := rand.New(rand.NewPCG(7, 7))
@@ -226,7 +226,7 @@ func TestHangingProgramIsKilled(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		r.set(0, []int{1})
 		r.sync()
 		for i, how := range []string{"hang", "late"} {

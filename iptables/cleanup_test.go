@@ -118,7 +118,7 @@ func TestFailedCleanupNamesFamily(t *testing.T) {
 func TestOnlyBackendRulesAreOwned(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		owned := func(what string, want bool) {
 			t.Helper()
 			if got, err := r.owned(); err != nil || got != want {

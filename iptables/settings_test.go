@@ -18,7 +18,7 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		for _, liberal := range []string{"0", "1"} {
 			must.Do(t, r.node.setSysctl("net/netfilter/nf_conntrack_tcp_be_liberal", liberal))
 			r.start()
@@ -61,7 +61,7 @@ func TestRouteLocalnetIsSetBack(t *testing.T) {
 				"SetSysctls": (*rig).setSysctls,
 				"Backend":    func(r *rig) error { r.start(); r.sync(); return nil },
 			} {
-				r := newRig(t, flavor)
+				r := newRig(t, flavor, onlyIPv4)
 				must.Do(t, r.node.setSysctl(routeLocalnet, before))
 				state := func() (value string, guarded bool) {
 					return r.node.sysctl(routeLocalnet), slices.Contains(r.kernel(tracker.IPv4)["filter INPUT"], iptext.Jump(chainLocalnet))

@@ -19,7 +19,7 @@ func TestTakesOverFromIPVS(t *testing.T) {
 	t.Parallel()
 	systems(t, func(t *testing.T, flavor system) {
 		t.Parallel()
-		r := newRig(t, flavor)
+		r := newRig(t, flavor, onlyIPv4)
 		r.everyKind()
 		r.sync()
 		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
