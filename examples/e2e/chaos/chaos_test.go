@@ -211,7 +211,7 @@ func TestSeedRepeatsWorld(t *testing.T) {
 		}
 		return string(encode(s.objects))
 	}
-	if steps() != steps() {
+	if first := steps(); steps() != first {
 		t.Error("the same seed made other objects")
 	}
 }

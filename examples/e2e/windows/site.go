@@ -232,10 +232,7 @@ func (s *site) step(ctx context.Context, name string, do func() error, done func
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	m := measured{name: name, took: s.server.Last().Sub(begin)}
-	for _, n := range s.server.Calls() {
-		m.calls += n
-	}
+	m := measured{name: name, took: s.server.Last().Sub(begin), calls: s.server.Calls()}
 	for c, n := range s.hns.Calls() {
 		if c != fakehns.Read {
 			m.writes += n

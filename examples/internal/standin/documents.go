@@ -75,40 +75,32 @@ func enumerate(service *fakehns.Service, kind string, query []byte) ([]string, e
 			return nil, err
 		}
 	}
-	matches := func(id, name, network string) bool {
-		return (want.ID == "" || strings.EqualFold(want.ID, id)) && (want.Name == "" || want.Name == name) &&
-			(want.VirtualNetwork == "" || strings.EqualFold(want.VirtualNetwork, network)) &&
-			(want.HostComputeNetwork == "" || strings.EqualFold(want.HostComputeNetwork, network))
-	}
 	out := []string{}
 	add := func(id, name, network string) {
-		if matches(id, name, network) {
+		if (want.ID == "" || strings.EqualFold(want.ID, id)) && (want.Name == "" || want.Name == name) &&
+			(want.VirtualNetwork == "" || strings.EqualFold(want.VirtualNetwork, network)) &&
+			(want.HostComputeNetwork == "" || strings.EqualFold(want.HostComputeNetwork, network)) {
 			out = append(out, id)
 		}
 	}
 	switch kind {
 	case network:
 		n, err := service.Current()
-		if err != nil {
+		if add(n.ID, n.Name, ""); err != nil {
 			return nil, err
 		}
-		add(n.ID, n.Name, "")
 	case endpoint:
 		list, err := service.Endpoints()
-		if err != nil {
-			return nil, err
-		}
 		for _, e := range list {
 			add(e.ID, e.Name, e.Network)
 		}
+		return out, err
 	case loadBalancer:
 		list, err := service.LoadBalancers()
-		if err != nil {
-			return nil, err
-		}
 		for _, lb := range list {
 			add(lb.ID, "", "")
 		}
+		return out, err
 	}
 	return out, nil
 }
@@ -180,46 +172,45 @@ func describeLoadBalancer(lb winkernel.LoadBalancer) loadBalancerDocument {
 	return out
 }
 
-// write creates or modifies the object of a document. For a new endpoint, id is the network's.
-func write(service *fakehns.Service, verb, kind, id string, body []byte) (string, error) {
-	switch {
-	case kind == endpoint && verb == "Create":
-		var d endpointDocument
-		if err := json.Unmarshal(body, &d); err != nil {
-			return "", err
-		}
-		e := winkernel.Endpoint{Network: id, Name: d.Name, MAC: strings.ToLower(strings.ReplaceAll(d.MacAddress, ":", "-")), Remote: d.Flags&endpointRemote != 0}
-		for _, c := range d.IPConfigurations {
-			a, err := netip.ParseAddr(c.IPAddress)
-			if err != nil {
-				return "", err
-			}
-			if c.PrefixLength != 0 && c.PrefixLength > a.BitLen() {
-				return "", fmt.Errorf("prefix length %d of %v", c.PrefixLength, a)
-			}
-			e.Addrs = append(e.Addrs, a)
-		}
-		for _, p := range d.Policies {
-			if text, ok := p.Settings["ProviderAddress"].(string); ok && p.Type == "ProviderAddress" {
-				e.Provider, _ = netip.ParseAddr(text)
-			}
-		}
-		made, err := service.CreateEndpoint(e)
-		return made.ID, err
-	case kind == loadBalancer:
-		lb, err := parseLoadBalancer(body)
+// createEndpoint creates the endpoint of a document.
+func createEndpoint(service *fakehns.Service, network string, body []byte) (string, error) {
+	var d endpointDocument
+	if err := json.Unmarshal(body, &d); err != nil {
+		return "", err
+	}
+	e := winkernel.Endpoint{Network: network, Name: d.Name, MAC: strings.ToLower(strings.ReplaceAll(d.MacAddress, ":", "-")), Remote: d.Flags&endpointRemote != 0}
+	for _, c := range d.IPConfigurations {
+		a, err := netip.ParseAddr(c.IPAddress)
 		if err != nil {
 			return "", err
 		}
-		if verb == "Modify" {
-			lb.ID = id
-			_, err = service.ModifyLoadBalancer(lb)
-			return id, err
+		if c.PrefixLength != 0 && c.PrefixLength > a.BitLen() {
+			return "", fmt.Errorf("prefix length %d of %v", c.PrefixLength, a)
 		}
-		made, err := service.CreateLoadBalancer(lb)
-		return made.ID, err
+		e.Addrs = append(e.Addrs, a)
 	}
-	return "", winkernel.ErrNotImplemented
+	for _, p := range d.Policies {
+		if text, ok := p.Settings["ProviderAddress"].(string); ok && p.Type == "ProviderAddress" {
+			e.Provider, _ = netip.ParseAddr(text)
+		}
+	}
+	made, err := service.CreateEndpoint(e)
+	return made.ID, err
+}
+
+// writeLoadBalancer creates or modifies the load balancer of a document.
+func writeLoadBalancer(service *fakehns.Service, verb, id string, body []byte) (string, error) {
+	lb, err := parseLoadBalancer(body)
+	if err != nil {
+		return "", err
+	}
+	if verb == "Modify" {
+		lb.ID = id
+		_, err = service.ModifyLoadBalancer(lb)
+		return id, err
+	}
+	made, err := service.CreateLoadBalancer(lb)
+	return made.ID, err
 }
 
 func parseLoadBalancer(body []byte) (winkernel.LoadBalancer, error) {

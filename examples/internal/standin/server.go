@@ -26,19 +26,15 @@ type Server struct {
 
 	mu      sync.Mutex
 	service *fakehns.Service
-	// documents holds objects that programs created, as they described them: the service in
-	// memory knows less.
-	documents map[string]map[string]json.RawMessage
-	calls     map[string]int
-	last      time.Time
-	version   [2]int
+	calls   int
+	last    time.Time
+	version [2]int
 }
 
 // NewServer returns a server that accepts the connections of l, at an IPv4 address, until Close is
 // called. The service reports HNS 15.5.
 func NewServer(l net.Listener, s *fakehns.Service) *Server {
-	out := &Server{listener: l, calls: map[string]int{}, version: [2]int{15, 5}}
-	out.Use(s)
+	out := &Server{listener: l, service: s, version: [2]int{15, 5}}
 	go out.accept()
 	return out
 }
@@ -56,7 +52,7 @@ func (s *Server) Setenv() error { return os.Setenv(env, s.listener.Addr().String
 func (s *Server) Use(service *fakehns.Service) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.service, s.documents = service, map[string]map[string]json.RawMessage{}
+	s.service = service
 }
 
 // SetVersion sets the version of HNS. A program reads it once.
@@ -66,13 +62,12 @@ func (s *Server) SetVersion(major, minor int) {
 	s.version = [2]int{major, minor}
 }
 
-// Calls returns the number of calls of each function since the last call of Calls.
-func (s *Server) Calls() map[string]int {
+// Calls returns the number of calls since the last call of Calls.
+func (s *Server) Calls() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := s.calls
-	s.calls = map[string]int{}
-	return out
+	n, s.calls = s.calls, 0
+	return n
 }
 
 // Last returns the time of the last call, or the zero Time.
@@ -116,26 +111,31 @@ func (s *Server) serve(c net.Conn) {
 // answer performs a call. made is the ID of a new object, or "-".
 func (s *Server) answer(function, id string, body []byte) (hr uint32, made, text string) {
 	s.mu.Lock()
-	s.calls[function]++
+	s.calls++
 	s.last = time.Now()
 	service, version := s.service, s.version
 	s.mu.Unlock()
-	if _, err := service.Current(); err != nil && function == "HNSCall" {
-		return code(network, err), "-", "{}"
-	}
-	if function == "HNSCall" && !strings.Contains(string(body), "globals/version") {
+	if function == "HNSCall" {
+		_, err := service.Current()
+		switch {
+		case err != nil:
+			return code(network, err), "-", "{}"
+		case strings.Contains(string(body), "globals/version"):
+			return 0, "-", fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, version[0], version[1])
+		}
 		return 0, "-", `{"Success":true,"Output":[]}` // lists of the first version's objects
 	}
-	if function == "HNSCall" {
-		return 0, "-", fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, version[0], version[1])
-	}
 	verb, kind := parse(function)
-	made, out, err := s.perform(service, verb, kind, id, body)
+	made, out, err := perform(service, verb, kind, id, body)
 	if err != nil {
 		refusal, _ := json.Marshal(map[string]any{"Success": false, "Error": err.Error()})
 		return code(kind, err), "-", string(refusal)
 	}
-	return 0, made, string(out)
+	if out != nil {
+		document, _ := json.Marshal(out) // all documents can be encoded
+		text = string(document)
+	}
+	return 0, made, text
 }
 
 // The kinds of objects, as functions name them.
@@ -180,83 +180,25 @@ func code(kind string, err error) uint32 {
 	return 0x80004005 // E_FAIL
 }
 
-// perform performs a call. For a new endpoint, id is the network's.
-func (s *Server) perform(service *fakehns.Service, verb, kind, id string, body []byte) (made string, out []byte, err error) {
-	switch verb {
-	case "Enumerate":
-		ids, err := enumerate(service, kind, body)
-		if err != nil {
-			return "-", nil, err
-		}
-		out, err = json.Marshal(ids)
-		return "-", out, err
-	case "Open", "Query":
-		out, err = s.describe(service, kind, id)
-		return "-", out, err
-	case "Create", "Modify":
-		made, err = write(service, verb, kind, id, body)
-		if err != nil {
-			return "-", nil, err
-		}
-		if verb == "Modify" {
-			made = id
-		}
-		return made, nil, s.remember(kind, made, id, body)
-	case "Delete":
-		if kind == endpoint {
-			err = service.DeleteEndpoint(id)
-		} else {
-			err = service.DeleteLoadBalancer(id)
-		}
-		if err == nil {
-			s.forget(kind, id)
-		}
-		return "-", nil, err
+// perform performs a call, and returns the ID of a new object, or "-", and a document. For a new endpoint, id
+// is the network's.
+func perform(service *fakehns.Service, verb, kind, id string, body []byte) (made string, out any, err error) {
+	made = "-"
+	switch {
+	case verb == "Enumerate":
+		out, err = enumerate(service, kind, body)
+	case verb == "Open" || verb == "Query":
+		out, err = document(service, kind, id)
+	case verb == "Create" && kind == endpoint:
+		made, err = createEndpoint(service, id, body)
+	case (verb == "Create" || verb == "Modify") && kind == loadBalancer:
+		made, err = writeLoadBalancer(service, verb, id, body)
+	case verb == "Delete" && kind == endpoint:
+		err = service.DeleteEndpoint(id)
+	case verb == "Delete" && kind == loadBalancer:
+		err = service.DeleteLoadBalancer(id)
+	default:
+		err = winkernel.ErrNotImplemented
 	}
-	return "-", nil, winkernel.ErrNotImplemented
-}
-
-func (s *Server) remember(kind, id, networkID string, body []byte) error {
-	document := map[string]any{}
-	if err := json.Unmarshal(body, &document); err != nil {
-		return err
-	}
-	document["ID"] = id
-	if kind == endpoint {
-		document["HostComputeNetwork"] = networkID
-	}
-	text, err := json.Marshal(document)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.documents[kind] == nil {
-		s.documents[kind] = map[string]json.RawMessage{}
-	}
-	s.documents[kind][id] = text
-	return nil
-}
-
-func (s *Server) forget(kind, id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.documents[kind], id)
-}
-
-// describe returns the document of an object: what a program wrote, or else what the service in
-// memory knows. Load balancers are always described as the service has them, because it changes
-// their endpoints.
-func (s *Server) describe(service *fakehns.Service, kind, id string) ([]byte, error) {
-	known, err := document(service, kind, id)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	wrote := s.documents[kind][id]
-	s.mu.Unlock()
-	if wrote != nil && kind == endpoint {
-		return wrote, nil
-	}
-	return json.Marshal(known)
+	return made, out, err
 }

@@ -1,6 +1,7 @@
 package standin
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"embed"
 	"errors"
@@ -18,7 +19,7 @@ import (
 var sources embed.FS
 
 // dlls holds the DLLs and the source of each.
-var dlls = map[string]string{"computenetwork": "hns", "vmcompute": "hns", "bcryptprimitives": "bcryptprimitives"}
+var dlls = map[string]string{"computenetwork": "dll/hns.c", "vmcompute": "dll/hns.c", "bcryptprimitives": "dll/bcryptprimitives.c"}
 
 // compiler is the C compiler for Windows, of Debian's package gcc-mingw-w64-x86-64.
 const compiler = "x86_64-w64-mingw32-gcc"
@@ -48,11 +49,15 @@ var errMissing = errors.New("needs Wine")
 
 // Find is like Start, without a test.
 func Find() (*Wine, error) {
-	w := &Wine{}
-	if err := w.find(); err != nil {
-		return nil, err
+	for _, name := range []string{"wine64", "/usr/lib/wine/wine64"} {
+		if path, err := exec.LookPath(name); err == nil {
+			if _, err := exec.LookPath(compiler); err != nil {
+				return nil, fmt.Errorf("%w's compiler %s", errMissing, compiler)
+			}
+			return makePrefix(path)
+		}
 	}
-	return w, w.make()
+	return nil, errMissing
 }
 
 // Clone returns Wine with another prefix, which the caller must Remove. Each prefix has a server
@@ -64,12 +69,7 @@ func (w *Wine) Clone() (*Wine, error) {
 	}
 	out := &Wine{w.wine, dir}
 	// The registry is written in place, everything else is not written.
-	err = run(exec.Command("cp", "-alT", w.prefix, dir))
-	for _, name := range []string{"system.reg", "user.reg", "userdef.reg"} {
-		if err == nil {
-			err = run(exec.Command("cp", "--remove-destination", filepath.Join(w.prefix, name), dir))
-		}
-	}
+	err = run(exec.Command("sh", "-c", `cp -alT "$0" "$1" && cp --remove-destination "$0"/*.reg "$1"`, w.prefix, dir))
 	if err != nil {
 		out.Remove()
 		return nil, fmt.Errorf("cannot copy the Wine prefix: %w", err)
@@ -84,75 +84,59 @@ func (w *Wine) Remove() {
 }
 
 // Stop ends all programs of the prefix.
-func (w *Wine) Stop() { _ = run(w.server("-k")) } // it fails if none runs
-
-func (w *Wine) find() error {
-	for _, name := range []string{"wine64", "/usr/lib/wine/wine64"} {
-		if path, err := exec.LookPath(name); err == nil {
-			w.wine = path
-		}
-	}
-	if w.wine == "" {
-		return errMissing
-	}
-	if _, err := exec.LookPath(compiler); err != nil {
-		return fmt.Errorf("%w's compiler %s", errMissing, compiler)
-	}
-	return nil
+func (w *Wine) Stop() {
+	server := w.Command("")
+	server.Path, server.Args = filepath.Join(filepath.Dir(w.wine), "wineserver"), []string{"wineserver", "-k"}
+	_ = run(server) // it fails if none runs
 }
 
-// make makes the prefix for these sources, unless it exists.
-func (w *Wine) make() error {
+// makePrefix makes the prefix for these sources, unless it exists.
+func makePrefix(wine string) (*Wine, error) {
 	hash := sha256.New()
-	texts := map[string][]byte{}
-	for _, name := range []string{"bcryptprimitives", "hns"} {
-		text, err := sources.ReadFile("dll/" + name + ".c")
+	for _, name := range []string{"dll/bcryptprimitives.c", "dll/hns.c"} {
+		text, err := sources.ReadFile(name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		texts[name] = text
 		hash.Write(text)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	w.prefix = filepath.Join(cache, "proxier", fmt.Sprintf("wine-%x", hash.Sum(nil)[:6]))
-	if _, err := os.Stat(w.prefix); err == nil {
-		return nil
+	out := &Wine{wine, filepath.Join(cache, "proxier", fmt.Sprintf("wine-%x", hash.Sum(nil)[:6]))}
+	if _, err := os.Stat(out.prefix); err == nil {
+		return out, nil
 	}
 	// Another process may do the same: the last step is a rename.
-	if err := os.MkdirAll(filepath.Dir(w.prefix), 0o755); err != nil {
-		return err
+	if err := os.MkdirAll(filepath.Dir(out.prefix), 0o755); err != nil {
+		return nil, err
 	}
-	final := w.prefix
-	if w.prefix, err = os.MkdirTemp(filepath.Dir(final), "wine-"); err != nil {
-		return err
+	w := &Wine{wine: wine}
+	if w.prefix, err = os.MkdirTemp(filepath.Dir(out.prefix), "wine-"); err != nil {
+		return nil, err
 	}
 	defer os.RemoveAll(w.prefix)
 	if err := run(w.Command("wineboot", "-i")); err != nil {
-		return fmt.Errorf("cannot make a Wine prefix: %w", err)
+		return nil, fmt.Errorf("cannot make a Wine prefix: %w", err)
 	}
 	for dll, source := range dlls {
-		c := filepath.Join(w.prefix, source+".c")
-		if err := os.WriteFile(c, texts[source], 0o644); err != nil {
-			return err
-		}
+		text, _ := sources.ReadFile(source)
 		// Without -static-libgcc a DLL may need libgcc_s_seh-1.dll.
-		if err := run(exec.Command(compiler, "-O2", "-Wall", "-Werror", "-shared", "-static-libgcc", "-s",
-			"-o", filepath.Join(w.prefix, "drive_c/windows/system32", dll+".dll"), c, "-lole32", "-ladvapi32", "-lws2_32")); err != nil {
-			return fmt.Errorf("cannot compile %s.dll: %w", dll, err)
+		c := exec.Command(compiler, "-O2", "-Wall", "-Werror", "-shared", "-static-libgcc", "-s",
+			"-o", filepath.Join(w.prefix, "drive_c/windows/system32", dll+".dll"), "-xc", "-", "-lole32", "-ladvapi32", "-lws2_32")
+		c.Stdin = bytes.NewReader(text)
+		if err := run(c); err != nil {
+			return nil, fmt.Errorf("cannot compile %s.dll: %w", dll, err)
 		}
 	}
 	w.Stop()
-	temporary := w.prefix
-	w.prefix = final
-	if err := os.Rename(temporary, final); err != nil {
-		if _, exists := os.Stat(final); exists != nil {
-			return err
+	if err := os.Rename(w.prefix, out.prefix); err != nil {
+		if _, exists := os.Stat(out.prefix); exists != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // run runs a command whose output matters only if it fails.
@@ -178,21 +162,11 @@ func output(c *exec.Cmd) (string, error) {
 	return strings.ReplaceAll(string(text), "\r\n", "\n"), errors.Join(err, readErr)
 }
 
-func (w *Wine) server(args ...string) *exec.Cmd {
-	c := exec.Command(filepath.Join(filepath.Dir(w.wine), "wineserver"), args...)
-	c.Env = w.environ()
-	return c
-}
-
-func (w *Wine) environ() []string {
-	return append(os.Environ(), "WINEPREFIX="+w.prefix, "WINEARCH=win64", "WINEDEBUG=-all", "DISPLAY=")
-}
-
 // Command returns the command that runs a Windows program. Its output must go to files, because
 // services that Wine starts inherit it and keep a pipe open. Drive Z has the files of this system.
 func (w *Wine) Command(program string, args ...string) *exec.Cmd {
 	c := exec.Command(w.wine, append([]string{program}, args...)...)
-	c.Env = w.environ()
+	c.Env = append(os.Environ(), "WINEPREFIX="+w.prefix, "WINEARCH=win64", "WINEDEBUG=-all", "DISPLAY=")
 	return c
 }
 
