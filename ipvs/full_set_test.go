@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
@@ -250,13 +249,13 @@ func (w *fullWorld) run() {
 	w.check("at the start")
 	for step := range 20 {
 		// Sets get more and less room.
-		for _, name := range slices.Sorted(maps.Keys(w.memory.Sets)) {
-			switch s := w.memory.Sets[name]; {
-			case s.Type == "bitmap:port":
+		for _, name := range slices.Sorted(maps.Keys(w.memory.sets)) {
+			switch s := w.memory.sets[name]; {
+			case s.kind == bitmapPort:
 			case w.rng.IntN(4) == 0:
-				s.Max = 1 << 22
+				s.max = 1 << 22
 			case w.rng.IntN(2) == 0:
-				s.Max = len(s.Elements) + w.rng.IntN(3)
+				s.max = len(s.elements) + w.rng.IntN(3)
 			}
 		}
 		for range 1 + w.rng.IntN(2) {
@@ -282,8 +281,8 @@ func (w *fullWorld) run() {
 			return
 		}
 	}
-	for _, s := range w.memory.Sets {
-		s.Max = 1 << 22
+	for _, s := range w.memory.sets {
+		s.max = 1 << 22
 	}
 	w.sync()
 	w.settle()
@@ -329,7 +328,7 @@ func (w *fullWorld) check(when string) {
 			k := virtualKey{family: s.Key.Family, proto: inet.Protocol(s.Key.Protocol), at: netip.AddrPortFrom(at, f.Port)}
 			had := w.served[k]
 			mine := w.owners[k] == s.Key
-			v := w.memory.server(k)
+			v := w.memory.servers[k]
 			if v == nil {
 				// A frontend without endpoints is refused before IPVS.
 				if mine && f.Target != ruleset.TargetReject {
@@ -339,8 +338,8 @@ func (w *fullWorld) check(when string) {
 			}
 			restricted := len(f.Sources) == 0 || w.holds(setLoadBalancerFW, k)
 			now := map[netip.AddrPort]bool{}
-			for addr, r := range v.Reals {
-				if r.Weight == 0 {
+			for addr, r := range v.reals {
+				if r.weight == 0 {
 					continue
 				}
 				now[addr] = true
@@ -359,7 +358,7 @@ func (w *fullWorld) check(when string) {
 			if len(f.Sources) != 0 && restricted {
 				w.checkSources(fail, k, f.Sources)
 			}
-			if f.Kind != ruleset.KindNodePort && !w.memory.Devices[deviceName].Addrs[at] {
+			if f.Kind != ruleset.KindNodePort && !w.memory.devices[deviceName].addrs[at] {
 				fail("%s of %s: the address is not bound", k, s.Key)
 			}
 			served[k], owners[k] = now, s.Key
@@ -370,16 +369,17 @@ func (w *fullWorld) check(when string) {
 
 // holds reports whether the set has the frontend's element.
 func (w *fullWorld) holds(set setID, k virtualKey) bool {
-	_, ok := w.memory.Sets[set.name(k.family)].Elements[fake.Element{Addr: k.at.Addr(), Protocol: k.proto, Port: k.at.Port()}]
+	s := w.memory.sets[set.name(k.family)]
+	_, ok := s.elements[s.key(entry{family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()})]
 	return ok
 }
 
 // checkSources checks that no source range is allowed that the Service does not have.
 func (w *fullWorld) checkSources(fail func(string, ...any), k virtualKey, want []netip.Prefix) {
 	for _, set := range []setID{setLoadBalancerSourceIP, setLoadBalancerSourceCIDR} {
-		for e := range w.memory.Sets[set.name(k.family)].Elements {
-			if e.Addr == k.at.Addr() && e.Port == k.at.Port() && e.Protocol == k.proto && !slices.Contains(want, e.Other) {
-				fail("%s admits %s", k, e.Other)
+		for e := range w.memory.sets[set.name(k.family)].elements {
+			if e.addr == k.at.Addr() && e.port == k.at.Port() && e.proto == k.proto && !slices.Contains(want, e.other) {
+				fail("%s admits %s", k, e.other)
 			}
 		}
 	}

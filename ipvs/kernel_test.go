@@ -81,17 +81,19 @@ func TestKernelFollowsServices(t *testing.T) {
 // testRendererWrites gives the tools what a Renderer's transactions print.
 func testRendererWrites(t *testing.T) {
 	backend, text := newHost(t), newHost(t)
-	rendererWrites(t, hostNode{backend}, hostNode{text}, func(tx *Transaction) error {
-		for _, in := range tx.Inputs() {
-			args := strings.Fields(in.Program)
-			cmd := exec.Command(args[0], args[1:]...)
-			var diag bytes.Buffer
-			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Text), &diag, &diag
-			if err := errors.Join(text.Start(cmd), cmd.Wait()); err != nil || diag.Len() != 0 {
-				return fmt.Errorf("%s: %v: %s\n%s", in.Program, err, &diag, in.Text)
+	rendererWrites(t, hostNode{backend}, hostNode{text}, func(*Renderer) func(*Transaction) error {
+		return func(tx *Transaction) error {
+			for _, in := range tx.Inputs() {
+				args := strings.Fields(in.Program)
+				cmd := exec.Command(args[0], args[1:]...)
+				var diag bytes.Buffer
+				cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.Text), &diag, &diag
+				if err := errors.Join(text.Start(cmd), cmd.Wait()); err != nil || diag.Len() != 0 {
+					return fmt.Errorf("%s: %v: %s\n%s", in.Program, err, &diag, in.Text)
+				}
 			}
+			return nil
 		}
-		return nil
 	})
 }
 

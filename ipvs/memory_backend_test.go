@@ -48,13 +48,13 @@ func TestRetireWaitsForConnections(t *testing.T) {
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1, 2)
 	r.sync()
 	retire(0)
-	busy := m.server(tcpServer("198.18.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")]
-	busy.Active = 1
+	busy := m.servers[tcpServer("198.18.0.1:80")].reals[netip.MustParseAddrPort("10.244.1.1:8080")]
+	busy.active = 1
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 2)
 	r.sync()
 	retire(1)
-	if busy.Weight != 0 {
-		t.Errorf("the draining server has weight %d", busy.Weight)
+	if busy.weight != 0 {
+		t.Errorf("the draining server has weight %d", busy.weight)
 	}
 	r.remove(1)
 	r.sync()
@@ -74,13 +74,13 @@ func TestRetireWaitsForConnections(t *testing.T) {
 	r.set(svc(1, externalIPs("198.18.0.1")), 1, 1)
 	r.sync()
 	retire(0)
-	if busy.Weight != 1 {
-		t.Errorf("the returned endpoint has weight %d", busy.Weight)
+	if busy.weight != 1 {
+		t.Errorf("the returned endpoint has weight %d", busy.weight)
 	}
 	r.hasNot("ipset save", "NO-LOCAL-ENDPOINTS 1")
 	r.remove(1)
 	r.sync()
-	busy.Active = 0
+	busy.active = 0
 	retire(0)
 	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
 		t.Errorf("left: %q", got)
@@ -95,7 +95,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 	r, m := newMemoryRig(t, Config{Families: []tracker.Family{tracker.IPv4}, DrainLimit: time.Minute})
 	r.set(svc(1), 1, 1)
 	r.sync()
-	m.server(tcpServer("10.96.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
+	m.servers[tcpServer("10.96.0.1:80")].reals[netip.MustParseAddrPort("10.244.1.1:8080")].active = 1
 	r.remove(1)
 	r.sync()
 	for _, c := range []struct {
@@ -103,7 +103,7 @@ func TestDrainLimitEndsConnections(t *testing.T) {
 		want  int
 	}{{time.Second, 1}, {time.Hour, 0}} {
 		must.Do(t, r.backend.tend(t.Context(), time.Now().Add(c.after)))
-		if n := len(m.Servers); n != c.want {
+		if n := len(m.servers); n != c.want {
 			t.Errorf("%d virtual servers after %v, want %d", n, c.after, c.want)
 		}
 	}
@@ -118,9 +118,9 @@ func TestEndedConnectionsHoldNoAddress(t *testing.T) {
 	endpoint := netip.MustParseAddrPort("10.244.1.1:8080")
 	r.set(svc(1, externalIPs("198.18.0.1"), externalLocal), 1, 1, -2)
 	r.sync()
-	for _, v := range m.Servers {
-		for _, real := range v.Reals {
-			real.Inactive = 3
+	for _, v := range m.servers {
+		for _, real := range v.reals {
+			real.inactive = 3
 		}
 	}
 	r.remove(1)
@@ -133,8 +133,8 @@ func TestEndedConnectionsHoldNoAddress(t *testing.T) {
 		}
 		must.Get(r.backend.Retire(t.Context()))(t)
 		var got []string
-		for k := range m.Servers {
-			got = append(got, k.At.String()+" "+strconv.Itoa(int(k.Mark)))
+		for k := range m.servers {
+			got = append(got, k.at.String()+" "+strconv.Itoa(int(k.mark)))
 		}
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
@@ -170,7 +170,7 @@ func TestUnownedAddressIsFreedAfterALimit(t *testing.T) {
 	}
 	r.set(svc(1), 1, 1, 2)
 	r.sync()
-	m.server(tcpServer("10.96.0.1:80")).Reals[netip.MustParseAddrPort("10.244.1.1:8080")].Active = 1
+	m.servers[tcpServer("10.96.0.1:80")].reals[netip.MustParseAddrPort("10.244.1.1:8080")].active = 1
 	r.set(svc(1), 1, 2)
 	r.sync()
 	pass(10*retireLimit, 1)
@@ -207,8 +207,8 @@ func TestCleanupRemovesOnlyItsObjects(t *testing.T) {
 			t.Errorf("after the clean-up:\n%s\nbefore:\n%s", after, before)
 		}
 	}
-	if m.Devices[deviceName] != nil || len(m.Sets) != 1 {
-		t.Errorf("devices %v, sets %v", m.Devices, m.Sets)
+	if m.devices[deviceName] != nil || len(m.sets) != 1 {
+		t.Errorf("devices %v, sets %v", m.devices, m.sets)
 	}
 }
 
@@ -240,8 +240,8 @@ func TestProbeNamesWhatIsMissing(t *testing.T) {
 			} else if err != nil || b.config.noMaglev == c.maglev {
 				t.Errorf("error %v, without Maglev %t", err, b.config.noMaglev)
 			}
-			if len(m.Servers) != 0 {
-				t.Errorf("left: %v", m.Servers)
+			if len(m.servers) != 0 {
+				t.Errorf("left: %v", m.servers)
 			}
 		})
 	}
@@ -264,7 +264,7 @@ func TestIPv4WorksWhileIPv6IsDisabled(t *testing.T) {
 	r.set(svc(1), 1, -1)
 	r.sync()
 	m.noIPv6 = true
-	clear(m.Devices[deviceName].Addrs)
+	clear(m.devices[deviceName].addrs)
 	r.set(svc(2), 2, -2)
 	r.cursor.Resync()
 	var partial *ruleset.PartialError
@@ -330,8 +330,8 @@ func TestLookupAndTrafficReadTheKernel(t *testing.T) {
 			t.Errorf("%s, internal %t: %+v, error %v, want %v", c.to, c.internal, found, err, c.want)
 		}
 	}
-	m.server(tcpServer("10.96.0.1:80")).Counters = dataplane.Counters{Connections: 3, Packets: 9}
-	m.server(tcpServer("192.0.2.1:30001")).Counters = dataplane.Counters{Connections: 1, Packets: 2}
+	m.servers[tcpServer("10.96.0.1:80")].counters = dataplane.Counters{Connections: 3, Packets: 9}
+	m.servers[tcpServer("192.0.2.1:30001")].counters = dataplane.Counters{Connections: 1, Packets: 2}
 	traffic, err := r.backend.Traffic(t.Context())
 	if err != nil || len(traffic.Services) != 1 {
 		t.Fatalf("%+v, error %v", traffic, err)

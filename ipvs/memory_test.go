@@ -5,14 +5,12 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"strings"
+	"sync"
 	"syscall"
-	"testing"
 
 	"github.com/go-proxier/proxier/internal/iptext"
-	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
+	"github.com/go-proxier/proxier/internal/iptmemory"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,7 +18,19 @@ import (
 // memory is a network namespace in memory, with the errors that Linux would return. Its methods may be
 // called concurrently.
 type memory struct {
-	*fake.Kernel
+	mu      sync.Mutex
+	servers map[virtualKey]*memoryServer
+	// sets holds the ipsets by name, and devices the network devices.
+	sets    map[string]*memorySet
+	devices map[string]*memoryDevice
+	tables  map[tracker.Family]*iptmemory.Tables
+	// marks is set while the chains exist that restore marks.
+	marks bool
+	// added is the index of the latest device.
+	added int
+
+	// strict makes it an error to add what exists and to delete what is missing, as for the programs of a Renderer.
+	strict bool
 	// fail, unless it is nil, is called before each write. If it returns an error, the write
 	// fails with it. Every second failed write takes effect, as if its answer was lost.
 	fail func() error
@@ -45,76 +55,69 @@ type memory struct {
 	timeouts Timeouts
 }
 
+type memoryServer struct {
+	virtual
+	reals map[netip.AddrPort]*real
+	// counters holds what the kernel counted. No packet changes it.
+	counters dataplane.Counters
+}
+
+type memorySet struct {
+	kind setKind
+	// max is the largest number of elements of a hash.
+	max int
+	// elements holds the packet marks of the elements, whose field set is that of key.
+	elements map[entry]uint32
+}
+
+// key returns an element as every set of its kind has it.
+func (s *memorySet) key(e entry) entry {
+	for e.set = 0; sets[e.set].kind != s.kind; e.set++ {
+	}
+	return e
+}
+
+type memoryDevice struct {
+	kind string
+	// index is different for each device that ever was.
+	index int
+	addrs map[netip.Addr]bool
+}
+
 // newMemory returns a namespace with a device eth0 that has the addresses.
 func newMemory(addrs ...netip.Addr) *memory {
-	return &memory{
-		Kernel:  fake.New(addrs...),
+	m := &memory{
+		servers: map[virtualKey]*memoryServer{}, sets: map[string]*memorySet{}, devices: map[string]*memoryDevice{},
+		tables:  map[tracker.Family]*iptmemory.Tables{tracker.IPv4: iptmemory.New(), tracker.IPv6: iptmemory.New()},
 		refused: map[netip.Addr]bool{}, missing: map[Scheduler]bool{}, noServer: map[netip.Addr]bool{},
 		params: map[string]string{}, halfOpen: map[netip.AddrPort]bool{},
 	}
-}
-
-// server returns a virtual server, or nil.
-func (m *memory) server(k virtualKey) *fake.Virtual { return m.Servers[serverOf(k)] }
-
-func serverOf(k virtualKey) fake.Server {
-	return fake.Server{Family: k.family, Protocol: k.proto, At: k.at, Mark: k.mark}
-}
-
-func elementOf(e entry) fake.Element {
-	return fake.Element{Addr: e.addr, Protocol: e.proto, Port: e.port, Other: e.other}
-}
-
-// handlePacket returns what the namespace does with the first packet of a connection.
-func (m *memory) handlePacket(p ruleset.Packet) conformance.Outcome {
-	out := m.Handle(p)
-	for i := range out.Endpoints {
-		// A pod on another node cannot reach itself through this one.
-		if c := &out.Endpoints[i]; p.InInterface == "eth1" && c.Addr.Addr() == p.From {
-			c.Masquerade = true
-		}
+	eth0 := m.addDevice("eth0", "veth")
+	for _, a := range addrs {
+		eth0.addrs[a] = true
 	}
-	return out
+	return m
 }
 
-// memoryNode is a namespace in memory as a node.
-type memoryNode struct{ *memory }
-
-func (n memoryNode) open(_ testing.TB, c Config) (*Backend, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	n.missing["zz"] = true
-	b := newBackend(c, n.handle(c))
-	return b, b.probe()
+func (m *memory) addDevice(name, kind string) *memoryDevice {
+	m.added++
+	m.devices[name] = &memoryDevice{kind, m.added, map[netip.Addr]bool{}}
+	return m.devices[name]
 }
 
-func (n memoryNode) lines(tb testing.TB, command string) []string {
-	tb.Helper()
-	args := strings.Fields(command)
-	out, err := n.Run(args[0], args[1:]...)
-	if err != nil {
-		tb.Fatalf("%s: %v", command, err)
-	}
-	if args[0] == "ip" && args[1] == "addr" && !strings.HasSuffix(command, deviceName) {
-		n.Do(func() { n.events++ })
-	}
-	if out == "" {
-		return nil
-	}
-	return strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+// do calls f while no other method uses the namespace.
+func (m *memory) do(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
 }
-
-func (n memoryNode) limit(_ testing.TB, set string, most int) { n.Sets[set].Max = most }
 
 // handle returns a kernel for one Backend.
-func (m *memory) handle(c Config) *memoryKernel { return &memoryKernel{memory: m, config: c} }
+func (m *memory) handle() *memoryKernel { return &memoryKernel{memory: m} }
 
 // memoryKernel is one Backend's access to a namespace.
 type memoryKernel struct {
 	*memory
-	config Config
 	// index is the device's index, and seen the number of events that were read.
 	index, seen int
 }
@@ -127,7 +130,7 @@ func (m *memory) write(do func() error) error {
 	if m.fail != nil {
 		failed = m.fail()
 	}
-	m.Do(func() {
+	m.do(func() {
 		if failed != nil {
 			m.failures++
 		}
@@ -157,8 +160,8 @@ func (m *memory) setParameters(list []parameter) error {
 	})
 }
 
-func (m *memory) find(k virtualKey) (*fake.Virtual, error) {
-	v := m.server(k)
+func (m *memory) find(k virtualKey) (*memoryServer, error) {
+	v := m.servers[k]
 	if v == nil {
 		return nil, syscall.ESRCH
 	}
@@ -166,10 +169,10 @@ func (m *memory) find(k virtualKey) (*fake.Virtual, error) {
 }
 
 func (m *memory) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
-	m.Do(func() {
-		for s, v := range m.Servers {
-			if s.Family == f {
-				fn(virtualKey{s.Family, s.Protocol, s.At, s.Mark}, virtual{Scheduler(v.Scheduler), v.Flags, v.Timeout})
+	m.do(func() {
+		for k, v := range m.servers {
+			if k.family == f {
+				fn(k, v.virtual)
 			}
 		}
 	})
@@ -177,13 +180,13 @@ func (m *memory) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error 
 }
 
 func (m *memory) reals(k virtualKey, fn func(real)) (err error) {
-	m.Do(func() {
+	m.do(func() {
 		v, missing := m.find(k)
 		if err = missing; err != nil {
 			return
 		}
-		for at, r := range v.Reals {
-			fn(real{at, r.Weight, Forwarding(r.Forwarding) | Forwarding(r.Tunnel)<<tunnelShift, r.Active, r.Inactive})
+		for _, r := range v.reals {
+			fn(*r)
 		}
 	})
 	return wrap(err, "list real servers of", k)
@@ -191,41 +194,31 @@ func (m *memory) reals(k virtualKey, fn func(real)) (err error) {
 
 func (m *memory) statistics(f tracker.Family) (map[virtualKey]dataplane.Counters, error) {
 	out := map[virtualKey]dataplane.Counters{}
-	m.Do(func() {
-		for s, v := range m.Servers {
-			if s.Family == f {
-				out[virtualKey{s.Family, s.Protocol, s.At, s.Mark}] = v.Counters
+	m.do(func() {
+		for k, v := range m.servers {
+			if k.family == f {
+				out[k] = v.counters
 			}
 		}
 	})
 	return out, nil
 }
 
-// setReal sets the properties of a real server.
-func setReal(to *fake.Real, r real) {
-	to.Weight, to.Forwarding, to.Tunnel, to.Port = r.weight, uint8(r.forwarding)&(1<<tunnelShift-1), r.forwarding.tunnel(), 0
-	if r.forwarding == ForwardingGUE {
-		to.Port = portGUE
-	}
-}
-
-// setProperties sets the properties of a virtual server.
-func setProperties(to *fake.Virtual, v virtual) {
-	to.Scheduler, to.Flags, to.Timeout = string(v.scheduler), v.flags, v.timeout
-}
-
 func (m *memory) addVirtual(k virtualKey, v virtual) error {
 	return wrap(m.write(func() error {
-		if m.missing[v.scheduler] {
+		have := m.servers[k]
+		switch {
+		case m.missing[v.scheduler]:
 			return syscall.ENOENT
-		}
-		if m.noServer[k.at.Addr()] {
+		case m.noServer[k.at.Addr()]:
 			return syscall.ENOMEM
+		case have == nil:
+			m.servers[k] = &memoryServer{virtual: v, reals: map[netip.AddrPort]*real{}}
+		case m.strict:
+			return syscall.EEXIST
+		default:
+			have.virtual = v
 		}
-		if m.server(k) == nil {
-			m.Servers[serverOf(k)] = &fake.Virtual{Reals: map[netip.AddrPort]*fake.Real{}}
-		}
-		setProperties(m.server(k), v)
 		return nil
 	}), "add virtual server", k)
 }
@@ -234,60 +227,73 @@ func (m *memory) setVirtual(k virtualKey, v virtual) error {
 	return wrap(m.write(func() error {
 		have, err := m.find(k)
 		if err == nil {
-			setProperties(have, v)
+			have.virtual = v
 		}
 		return err
 	}), "set virtual server", k)
 }
 
 func (m *memory) delVirtual(k virtualKey) error {
-	return wrap(m.write(func() error { delete(m.Servers, serverOf(k)); return nil }), "delete virtual server", k)
+	return wrap(m.write(func() error {
+		if _, err := m.find(k); err != nil && m.strict {
+			return err
+		}
+		delete(m.servers, k)
+		return nil
+	}), "delete virtual server", k)
+}
+
+// changeReal makes a change of a real server, which is nil if it is missing.
+func (m *memory) changeReal(what string, k virtualKey, at netip.AddrPort, change func(v *memoryServer, have *real) error) error {
+	return wrap(m.write(func() error {
+		v, err := m.find(k)
+		if err == nil {
+			err = change(v, v.reals[at])
+		}
+		return err
+	}), what+" real server "+at.String(), k)
 }
 
 func (m *memory) addReal(k virtualKey, r real) error {
-	return wrap(m.write(func() error {
-		v, err := m.find(k)
+	return m.changeReal("add", k, r.at, func(v *memoryServer, have *real) error {
 		switch {
-		case err != nil:
-			return err
 		case m.refused[r.at.Addr()]:
 			return syscall.EINVAL
 		case m.noServer[k.at.Addr()]:
 			return syscall.ENOMEM
-		case v.Reals[r.at] == nil:
-			v.Reals[r.at] = &fake.Real{}
+		case have == nil:
+			v.reals[r.at] = &r
+		case m.strict:
+			return syscall.EEXIST
+		default:
+			have.weight, have.forwarding = r.weight, r.forwarding
 		}
-		setReal(v.Reals[r.at], r)
 		return nil
-	}), "add real server "+r.at.String()+" to", k)
+	})
 }
 
 func (m *memory) setReal(k virtualKey, r real) error {
-	return wrap(m.write(func() error {
-		v, err := m.find(k)
-		if err != nil {
-			return err
-		}
-		if v.Reals[r.at] == nil {
+	return m.changeReal("set", k, r.at, func(_ *memoryServer, have *real) error {
+		if have == nil {
 			return syscall.ENOENT
 		}
-		setReal(v.Reals[r.at], r)
+		have.weight, have.forwarding = r.weight, r.forwarding
 		return nil
-	}), "set real server "+r.at.String()+" of", k)
+	})
 }
 
 func (m *memory) delReal(k virtualKey, at netip.AddrPort) error {
-	return wrap(m.write(func() error {
-		v, err := m.find(k)
-		if err == nil {
-			delete(v.Reals, at)
+	return m.changeReal("delete", k, at, func(v *memoryServer, have *real) error {
+		if have == nil && m.strict {
+			return syscall.ENOENT
 		}
-		return err
-	}), "delete real server "+at.String()+" of", k)
+		delete(v.reals, at)
+		return nil
+	})
 }
 
 func (m *memory) setTimeouts(t Timeouts) error {
-	m.Do(func() { m.timeouts = t })
+	m.do(func() { m.timeouts = t })
 	return nil
 }
 
@@ -301,13 +307,13 @@ func (m *memory) connections(_ tracker.Family, fn func(...netip.AddrPort)) error
 func (m *memory) hasSets() error { return nil }
 
 func (m *memory) createSet(s setID, f tracker.Family) error {
-	typeName, _ := sets[s].kind.typeName()
+	kind := sets[s].kind
 	return m.write(func() error {
-		switch have := m.Sets[s.name(f)]; {
+		switch have := m.sets[s.name(f)]; {
 		case have == nil:
-			m.Sets[s.name(f)] = &fake.Set{Type: typeName, Family: f, Max: maxElements, Skbinfo: sets[s].kind == hashIPPortMark, Elements: map[fake.Element]uint32{}}
-		case have.Type != typeName:
-			return fmt.Errorf("create set %s of type %s: the set exists with type %s", s.name(f), typeName, have.Type)
+			m.sets[s.name(f)] = &memorySet{kind, maxElements, map[entry]uint32{}}
+		case have.kind != kind:
+			return fmt.Errorf("create set %s: the set exists with another type", s.name(f))
 		}
 		return nil
 	})
@@ -315,28 +321,37 @@ func (m *memory) createSet(s setID, f tracker.Family) error {
 
 func (m *memory) destroySet(s setID, f tracker.Family) error {
 	return m.write(func() error {
-		_ = m.Destroy(s.name(f)) // a rule may use it
+		var rules bytes.Buffer
+		for _, t := range m.tables {
+			if err := t.Save(context.Background(), "", &rules); err != nil {
+				return err
+			}
+		}
+		if !bytes.Contains(rules.Bytes(), []byte("-set "+s.name(f)+" ")) {
+			delete(m.sets, s.name(f))
+		}
 		return nil
 	})
 }
 
 func (m *memory) listSet(s setID, f tracker.Family, fn func(entry, uint32)) (err error) {
-	m.Do(func() {
-		set := m.Sets[s.name(f)]
+	m.do(func() {
+		set := m.sets[s.name(f)]
 		if set == nil {
 			err = fmt.Errorf("list set %s: %w", s.name(f), syscall.ENOENT)
 			return
 		}
-		for e, mark := range set.Elements {
-			fn(entry{s, f, e.Addr, e.Protocol, e.Port, e.Other}, mark)
+		for e, mark := range set.elements {
+			e.set = s
+			fn(e, mark)
 		}
 	})
 	return err
 }
 
-func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(*fake.Set, entry) error) error {
+func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(*memorySet, entry) error) error {
 	err := m.write(func() error {
-		set := m.Sets[s.name(f)]
+		set := m.sets[s.name(f)]
 		if set == nil {
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, syscall.ENOENT)
 		}
@@ -354,37 +369,41 @@ func (m *memory) changeSet(s setID, f tracker.Family, list []entry, change func(
 }
 
 func (m *memory) addEntries(s setID, f tracker.Family, list []entry, marks map[entry]uint32) error {
-	return m.changeSet(s, f, list, func(set *fake.Set, e entry) error {
-		if set.Add(elementOf(e), marks[e]) != nil {
+	return m.changeSet(s, f, list, func(set *memorySet, e entry) error {
+		if _, ok := set.elements[set.key(e)]; !ok && len(set.elements) >= set.max {
 			return errSetFull
 		}
+		set.elements[set.key(e)] = marks[e]
 		return nil
 	})
 }
 
 func (m *memory) delEntries(s setID, f tracker.Family, list []entry) error {
-	return m.changeSet(s, f, list, func(set *fake.Set, e entry) error {
-		delete(set.Elements, elementOf(e))
+	return m.changeSet(s, f, list, func(set *memorySet, e entry) error {
+		delete(set.elements, set.key(e))
 		return nil
 	})
 }
 
 func (m *memoryKernel) ensureDevice() error {
 	return m.write(func() error {
-		d := m.Devices[deviceName]
-		if d == nil {
-			d = m.AddDevice(deviceName, "dummy")
+		d := m.devices[deviceName]
+		switch {
+		case d == nil:
+			d = m.addDevice(deviceName, "dummy")
+		case m.strict:
+			return syscall.EEXIST
 		}
-		if d.Kind != "dummy" {
-			return fmt.Errorf("device %s is a %s, not a dummy device", deviceName, d.Kind)
+		if d.kind != "dummy" {
+			return fmt.Errorf("device %s is a %s, not a dummy device", deviceName, d.kind)
 		}
-		m.index = d.Index
+		m.index = d.index
 		return nil
 	})
 }
 
 func (m *memoryKernel) findDevice() (err error) {
-	m.Do(func() {
+	m.do(func() {
 		if m.device() == nil {
 			err = fmt.Errorf("no device %s with index %d", deviceName, m.index)
 		}
@@ -394,25 +413,25 @@ func (m *memoryKernel) findDevice() (err error) {
 
 func (m *memoryKernel) removeDevice() error {
 	return m.write(func() error {
-		if d := m.Devices[deviceName]; d != nil && d.Kind == "dummy" {
-			delete(m.Devices, deviceName)
+		if d := m.devices[deviceName]; d != nil && d.kind == "dummy" {
+			delete(m.devices, deviceName)
 		}
 		return nil
 	})
 }
 
 // device returns the Backend's device, or nil if it was deleted.
-func (m *memoryKernel) device() *fake.Device {
-	if d := m.Devices[deviceName]; d != nil && d.Index == m.index {
+func (m *memoryKernel) device() *memoryDevice {
+	if d := m.devices[deviceName]; d != nil && d.index == m.index {
 		return d
 	}
 	return nil
 }
 
 func (m *memoryKernel) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
-	m.Do(func() {
-		for _, d := range m.Devices {
-			for a := range d.Addrs {
+	m.do(func() {
+		for _, d := range m.devices {
+			for a := range d.addrs {
 				switch {
 				case tracker.FamilyOf(a) != f:
 				case d == m.device():
@@ -427,7 +446,7 @@ func (m *memoryKernel) addresses(f tracker.Family, bound, own func(netip.Addr)) 
 }
 
 func (m *memoryKernel) addressesChanged() (changed bool, err error) {
-	m.Do(func() { changed, m.seen = m.seen != m.events, m.events })
+	m.do(func() { changed, m.seen = m.seen != m.events, m.events })
 	return changed, nil
 }
 
@@ -440,15 +459,22 @@ func (m *memoryKernel) bind(a netip.Addr) error {
 		if m.noIPv6 && a.Is6() {
 			return fmt.Errorf("add address %s: %w", a, syscall.EACCES)
 		}
-		d.Addrs[a] = true
+		if d.addrs[a] && m.strict {
+			return syscall.EEXIST
+		}
+		d.addrs[a] = true
 		return nil
 	})
 }
 
 func (m *memoryKernel) unbind(a netip.Addr) error {
 	return m.write(func() error {
-		if d := m.device(); d != nil {
-			delete(d.Addrs, a)
+		d := m.device()
+		if m.strict && !d.addrs[a] {
+			return syscall.EADDRNOTAVAIL
+		}
+		if d != nil {
+			delete(d.addrs, a)
 		}
 		return nil
 	})
@@ -458,24 +484,19 @@ func (m *memory) waitLocal(context.Context, []netip.Addr) error { return nil }
 
 func (m *memory) savedRules(ctx context.Context, f tracker.Family) (iptext.Saved, error) {
 	var out bytes.Buffer
-	if err := m.Tables[f].Save(ctx, "", &out); err != nil {
+	if err := m.tables[f].Save(ctx, "", &out); err != nil {
 		return nil, err
 	}
 	return iptext.Parse(out.String()), nil
 }
 
 func (m *memory) restoreMarks(wanted bool) error {
-	return m.write(func() error {
-		if m.Marks = (fake.Marks{}); wanted {
-			m.Marks = fake.Marks{Value: markDrop, Keep: markBits}
-		}
-		return nil
-	})
+	return m.write(func() error { m.marks = wanted; return nil })
 }
 
 func (m *memory) marksRestored() (err error) {
-	m.Do(func() {
-		if m.Marks == (fake.Marks{}) {
+	m.do(func() {
+		if !m.marks {
 			err = syscall.ENOENT
 		}
 	})
@@ -483,5 +504,5 @@ func (m *memory) marksRestored() (err error) {
 }
 
 func (m *memory) restoreRules(ctx context.Context, f tracker.Family, input string) error {
-	return m.write(func() error { return m.Tables[f].Restore(ctx, []byte(input)) })
+	return m.write(func() error { return m.tables[f].Restore(ctx, []byte(input)) })
 }

@@ -13,7 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -27,6 +26,40 @@ type vendor struct {
 	commit func(t *Transaction, full bool) error
 	// applying is set during Apply.
 	applying bool
+}
+
+// replay returns a function that makes the writes of a Renderer's last transaction in a namespace, as the programs would
+// that read its text. testRendererWrites proves the text.
+func replay(r *Renderer) func(*memory) error {
+	var last []func(kernel) error
+	size := func() int {
+		if n := len(r.kernel.inputs); n != 0 {
+			return n<<32 + r.kernel.inputs[n-1].text.Len()
+		}
+		last = nil // a new transaction begins
+		return 0
+	}
+	r.backend.kernel = writes{r.kernel, func(write func(kernel) error) error {
+		before := size()
+		err := write(r.kernel)
+		if size() != before {
+			last = append(last, write)
+		}
+		return err
+	}}
+	return func(m *memory) error {
+		k := m.handle()
+		if d := m.devices[deviceName]; d != nil {
+			k.index = d.index
+		}
+		m.strict = true
+		for _, write := range last {
+			if err := write(k); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 func (v *vendor) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
@@ -49,42 +82,32 @@ func (v *vendor) Apply(_ context.Context, d *ruleset.Delta) error {
 func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	m := newMemory(env.NodeAddresses...)
 	var v *vendor
-	apply := func(t *Transaction) error {
-		for _, in := range t.Inputs() {
-			if err := m.Apply(in.Program, in.Text); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	var apply func(*memory) error
 	// settle does what a vendor does when connections have ended.
 	settle := func() {
 		if v == nil || v.applying {
 			return
 		}
-		t, err := v.renderer.Retire()
-		if err != nil {
-			tb.Error(err)
-		}
-		m.Before, m.After = nil, nil
-		if err := apply(t); err != nil {
-			tb.Error(err)
+		t := must.Get(v.renderer.Retire())(tb)
+		if !t.Empty() {
+			must.Do(tb, apply(m))
 		}
 	}
 	commit := func(t *Transaction, full bool) error {
-		before := m.Kernel
-		if full {
-			m.Kernel = fake.New(env.NodeAddresses...)
+		if t.Empty() {
+			return nil
 		}
-		m.Before, m.After = func(string) error { return env.Fail() }, func(string) { env.Look() }
+		to := m
 		if full {
-			m.After = nil // packets meet it when it is complete
+			to = newMemory(env.NodeAddresses...)
+		} else {
+			to.look = env.Look // packets meet the new namespace when it is complete
 		}
-		err := apply(t)
-		switch {
-		case full && err != nil:
-			m.Kernel = before
-		case full:
+		to.fail = env.Fail
+		err := apply(to)
+		to.fail, to.look = nil, nil
+		if full && err == nil {
+			m = to
 			env.Look()
 		}
 		return err
@@ -93,7 +116,7 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 		Backend: func() ruleset.Backend {
 			r := must.Get(NewRenderer(Config{Families: env.Families}))(tb)
 			r.Addresses = env.NodeAddresses
-			v = &vendor{renderer: r, commit: commit}
+			v, apply = &vendor{renderer: r, commit: commit}, replay(r)
 			return v
 		},
 		Handle: func(p ruleset.Packet) conformance.Outcome { settle(); return m.handlePacket(p) },
@@ -101,27 +124,29 @@ func newVendorPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	}
 }
 
-// TestRendererWritesWhatBackendWrites compares what a Renderer's text leads to with what a Backend leaves in
-// memory. testRendererWrites does so in a machine.
+// TestRendererWritesWhatBackendWrites compares what a Renderer's writes lead to with what a Backend leaves in
+// memory. testRendererWrites does so with its text in a machine.
 func TestRendererWritesWhatBackendWrites(t *testing.T) {
 	t.Parallel()
 	backend, text := newMemory(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")), newMemory()
-	rendererWrites(t, memoryNode{backend}, memoryNode{text}, func(tx *Transaction) error {
-		for _, in := range tx.Inputs() {
-			if err := text.Apply(in.Program, in.Text); err != nil {
-				return err
+	rendererWrites(t, memoryNode{backend}, memoryNode{text}, func(r *Renderer) func(*Transaction) error {
+		apply := replay(r)
+		return func(tx *Transaction) error {
+			if tx.Empty() {
+				return nil
 			}
+			return apply(text)
 		}
-		return nil
 	})
 }
 
-// rendererWrites applies a Renderer's transactions by apply, and compares the node text with the node of a
-// Backend that gets the same deltas.
-func rendererWrites(t *testing.T, backend, text node, apply func(*Transaction) error) {
+// rendererWrites applies a Renderer's transactions, and compares the node text with the node of a Backend that gets the
+// same deltas.
+func rendererWrites(t *testing.T, backend, text node, applier func(*Renderer) func(*Transaction) error) {
 	c := Config{Properties: propertiesOf, Schedulers: []Scheduler{RoundRobin, "lc", Maglev}}
 	r := newRigOn(t, backend, c)
 	render := must.Get(NewRenderer(c))(t)
+	apply := applier(render)
 	v := &vendor{renderer: render, commit: func(tx *Transaction, _ bool) error { return apply(tx) }}
 	cursor := r.engine.Attach("renderer", v)
 	check := func(when string) {

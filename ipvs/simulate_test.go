@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/backendtest"
-	"github.com/go-proxier/proxier/internal/testing/ipvs/fake"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -38,7 +37,7 @@ const foreignMark = "0x30000/0x30000"
 func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	config := must.Get(Config{Families: env.Families}.withDefaults())(tb)
 	m := newMemory(env.NodeAddresses...)
-	for _, t := range m.Tables {
+	for _, t := range m.tables {
 		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
 			must.Do(tb, t.Run("-A", chain, "-j", "MARK", "--set-xmark", foreignMark))
 		}
@@ -46,7 +45,7 @@ func newPlane(tb testing.TB, env conformance.SimEnv) conformance.Fake {
 	w := &watched{memory: m, fail: env.Fail, look: env.Look}
 	return conformance.Fake{
 		Backend: func() ruleset.Backend {
-			w.Backend = newBackend(config, m.handle(config))
+			w.Backend = newBackend(config, m.handle())
 			return w
 		},
 		Handle: func(p ruleset.Packet) conformance.Outcome { w.settle(tb); return m.handlePacket(p) },
@@ -86,50 +85,44 @@ func (w *watched) settle(tb testing.TB) {
 
 // dump returns everything in the namespace, without packet marks, which depend on the order of
 // changes.
-func (m *memory) dump() (out string) {
-	m.Do(func() { out = dumpOf(m.Kernel) })
-	return out
-}
-
-func dumpOf(m *fake.Kernel) string {
+func (m *memory) dump() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var out []string
 	// internal holds the destinations whose internal traffic has a virtual server, by mark.
-	internal := map[fake.Server]string{}
-	for name, set := range m.Sets {
-		for e, mark := range set.Elements {
-			line := fmt.Sprint(name, " ", e.Addr, " ", e.Protocol, " ", e.Port, " ", e.Other)
+	internal := map[virtualKey]string{}
+	for name, set := range m.sets {
+		for e, mark := range set.elements {
+			line := name + " " + e.text()
 			if mark != 0 {
-				f := tracker.FamilyOf(e.Addr)
-				k := fake.Server{Family: f, Mark: mark}
-				if m.Servers[k] != nil {
-					if internal[k] == "" || line < internal[k] {
-						internal[k] = line
-					}
+				k := virtualKey{family: e.family, mark: mark}
+				if m.servers[k] != nil && (internal[k] == "" || line < internal[k]) {
+					internal[k] = line
 				}
-				line += " " + strconv.FormatBool(m.Servers[k] != nil)
+				line += " " + strconv.FormatBool(m.servers[k] != nil)
 			}
 			out = append(out, line)
 		}
 	}
-	for k, v := range m.Servers {
+	for k, v := range m.servers {
 		name := k.String()
-		if k.Mark != 0 {
+		if k.mark != 0 {
 			name = "internal traffic to " + internal[k]
 		}
-		out = append(out, fmt.Sprint(name, " ", v.Scheduler, " ", v.Flags, " ", v.Timeout))
-		for at, r := range v.Reals {
-			out = append(out, fmt.Sprint(name, " has ", at, " ", r.Weight))
+		out = append(out, fmt.Sprint(name, " ", v.virtual))
+		for at, r := range v.reals {
+			out = append(out, fmt.Sprint(name, " has ", at, " ", r.weight))
 		}
 	}
-	for name, d := range m.Devices {
-		for a := range d.Addrs {
+	for name, d := range m.devices {
+		for a := range d.addrs {
 			out = append(out, name+" "+a.String())
 		}
 	}
 	slices.Sort(out)
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		var rules strings.Builder
-		if err := m.Tables[f].Save(context.Background(), "", &rules); err != nil {
+		if err := m.tables[f].Save(context.Background(), "", &rules); err != nil {
 			panic(err)
 		}
 		out = append(out, rules.String())

@@ -1,4 +1,4 @@
-package fake
+package ipvs
 
 import (
 	"net/netip"
@@ -15,20 +15,20 @@ import (
 
 // way is a packet's way through the namespace.
 type way struct {
-	*Kernel
+	*memory
 	iptmemory.Flow
 	family tracker.Family
 	// ipvs is set after IPVS replaced the destination.
 	ipvs bool
 }
 
-// Handle returns what the namespace does with the first packet of a connection, as DESIGN.md of package ipvs
-// shows. The packet is from the node if it has no interface.
-func (k *Kernel) Handle(p ruleset.Packet) conformance.Outcome {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	w := &way{Kernel: k, Flow: iptmemory.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
-	w.NodeAddresses = k.local()
+// handlePacket returns what the namespace does with the first packet of a connection, as DESIGN.md shows. The packet is
+// from the node if it has no interface.
+func (m *memory) handlePacket(p ruleset.Packet) conformance.Outcome {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := &way{memory: m, Flow: iptmemory.Flow{Packet: p}, family: tracker.FamilyOf(p.To.Addr())}
+	w.NodeAddresses = m.local()
 	w.Match, w.MapSet = w.match, w.mapSet
 	toNode := slices.Contains(w.NodeAddresses, p.To.Addr())
 	fromNode := p.InInterface == ""
@@ -63,7 +63,7 @@ func (w *way) pass(hooks [][2]string) ruleset.Action {
 		if h[1] == "INPUT" && i > 0 && w.InInterface == "" {
 			w.InInterface = "lo"
 		}
-		if a := w.Tables[w.family].Pass(&w.Flow, h[0], h[1]); a != ruleset.ActionPass {
+		if a := w.tables[w.family].Pass(&w.Flow, h[0], h[1]); a != ruleset.ActionPass {
 			return a
 		}
 	}
@@ -71,23 +71,23 @@ func (w *way) pass(hooks [][2]string) ruleset.Action {
 }
 
 // server returns the virtual server for the packet.
-func (w *way) server() *Virtual {
-	if m := w.Marks; m != (Marks{}) && w.Mark&m.Value == m.Value {
-		w.Mark &= m.Keep
+func (w *way) server() *memoryServer {
+	if w.marks && w.Mark&markDrop == markDrop {
+		w.Mark &= markBits
 	}
 	if w.Mark != 0 {
-		if v := w.Servers[Server{Family: w.family, Mark: w.Mark}]; v != nil {
+		if v := w.servers[virtualKey{family: w.family, mark: w.Mark}]; v != nil {
 			return v
 		}
 	}
-	return w.Servers[Server{Family: w.family, Protocol: inet.Protocol(w.Protocol), At: w.To}]
+	return w.servers[virtualKey{family: w.family, proto: inet.Protocol(w.Protocol), at: w.To}]
 }
 
 // balance returns the outcome of a packet that a virtual server handles.
-func (w *way) balance(v *Virtual) conformance.Outcome {
+func (w *way) balance(v *memoryServer) conformance.Outcome {
 	out := conformance.Outcome{Action: ruleset.ActionForward}
-	for at, r := range v.Reals {
-		if r.Weight == 0 {
+	for at, r := range v.reals {
+		if r.weight == 0 {
 			continue
 		}
 		to := *w
@@ -96,21 +96,23 @@ func (w *way) balance(v *Virtual) conformance.Outcome {
 		if a := to.pass([][2]string{{"mangle", "POSTROUTING"}, {"nat", "POSTROUTING"}}); a != ruleset.ActionPass {
 			return conformance.Outcome{Action: a}
 		}
-		weight := int(r.Weight)
-		if v.Scheduler == "rr" {
+		weight := int(r.weight)
+		if v.scheduler == RoundRobin {
 			weight = 1
 		}
-		out.Endpoints = append(out.Endpoints, conformance.Choice{Addr: at, Weight: weight, Masquerade: to.Masquerade})
+		// A pod on another node cannot reach itself through this one.
+		hairpin := w.InInterface == "eth1" && at.Addr() == w.From
+		out.Endpoints = append(out.Endpoints, conformance.Choice{Addr: at, Weight: weight, Masquerade: to.Masquerade || hairpin})
 	}
 	if len(out.Endpoints) == 0 {
 		return conformance.Outcome{Action: ruleset.ActionReject}
 	}
-	if v.Flags&persistent != 0 {
-		out.Affinity = time.Duration(v.Timeout) * time.Second
+	if v.flags&flagPersistent != 0 {
+		out.Affinity = time.Duration(v.timeout) * time.Second
 	}
-	if v.Scheduler == "mh" || v.Scheduler == "sh" {
+	if v.scheduler == Maglev || v.scheduler == SourceHash {
 		out.Hash = tracker.HashSource
-		if v.Flags&hashPort != 0 {
+		if v.flags&flagPort != 0 {
 			out.Hash = tracker.HashSourcePort
 		}
 	}
@@ -132,31 +134,36 @@ func (w *way) match(option, value string) bool {
 
 // element returns the packet mark of the set's element that the packet is in.
 func (w *way) element(name, dirs string) (mark uint32, ok bool) {
-	set := w.Sets[name]
+	set := w.sets[name]
 	if set == nil {
 		panic("no set " + name)
 	}
-	addr := w.To.Addr()
-	if strings.HasPrefix(dirs, "src") {
-		addr = w.From
+	e := set.key(entry{family: w.family})
+	if set.kind != bitmapPort {
+		if e.addr = w.To.Addr(); strings.HasPrefix(dirs, "src") {
+			e.addr = w.From
+		}
 	}
-	e := Element{Addr: addr, Port: w.To.Port(), Protocol: inet.Protocol(w.Protocol)}
-	switch set.Type {
-	case "hash:ip":
-		e = Element{Addr: addr}
-	case "bitmap:port":
-		e = Element{Port: e.Port}
-	case "hash:ip,port,ip":
-		e.Other = netip.PrefixFrom(w.From, w.From.BitLen())
-	case "hash:ip,port,net":
-		for have := range set.Elements {
-			if have.Addr == e.Addr && have.Port == e.Port && have.Protocol == e.Protocol && have.Other.Contains(w.From) {
+	if set.kind != hashIP {
+		e.port = w.To.Port()
+	}
+	switch set.kind {
+	case hashIP, bitmapPort:
+	default:
+		e.proto = inet.Protocol(w.Protocol)
+	}
+	switch set.kind {
+	case hashIPPortIP:
+		e.other = netip.PrefixFrom(w.From, w.From.BitLen())
+	case hashIPPortNet:
+		for have := range set.elements {
+			if have.addr == e.addr && have.port == e.port && have.proto == e.proto && have.other.Contains(w.From) {
 				return 0, true
 			}
 		}
 		return 0, false
 	}
-	mark, ok = set.Elements[e]
+	mark, ok = set.elements[e]
 	return mark, ok
 }
 
@@ -166,4 +173,19 @@ func (w *way) mapSet(value string) {
 	if mark, ok := w.element(name, dirs); ok {
 		w.Mark = mark
 	}
+}
+
+// local returns all addresses of the namespace.
+func (m *memory) local() []netip.Addr {
+	n := 0
+	for _, d := range m.devices {
+		n += len(d.addrs)
+	}
+	out := make([]netip.Addr, 0, n) // for each packet: by far most of its time, if it grows
+	for _, d := range m.devices {
+		for a := range d.addrs {
+			out = append(out, a)
+		}
+	}
+	return out
 }
