@@ -1,6 +1,5 @@
 // Package ovs is an example of a third party's data plane: a switch with flows and groups,
-// like OpenFlow's, and a backend that programs the switch. The switch is in memory, and its
-// method Process stands for its pipeline.
+// like OpenFlow's, and a backend that programs the switch.
 //
 // The backend, which [New] makes, has the three properties that make a backend laborious:
 //
@@ -12,5 +11,6 @@
 //   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
 //     groups that use it. The driver counts its users.
 //
-// A full delta first adopts the switch's state. The test runs the conformance suite without packets.
+// A full delta first adopts the switch's state. The test runs the conformance suite with a
+// switch in memory.
 package ovs

@@ -21,14 +21,14 @@ import (
 func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Fake {
-			sw := NewSwitch(env.Fail, env.Look)
+			sw := newMemory(env.Fail, env.Look)
 			return conformance.Fake{
 				Backend: func() ruleset.Backend {
-					p := must.Get(New(sw))(t)
+					p := must.Get(New(&sw.Switch))(t)
 					return p
 				},
 				Handle: func(p ruleset.Packet) conformance.Outcome {
-					r := sw.Process(p)
+					r := sw.process(p)
 					out := conformance.Outcome{Action: r.Action, Affinity: r.Affinity}
 					for _, b := range r.Buckets {
 						out.Endpoints = append(out.Endpoints, conformance.Choice{
@@ -49,7 +49,7 @@ func TestConformance(t *testing.T) {
 }
 
 // dump returns a switch's state without the numbers of groups.
-func dump(sw *Switch) string {
+func dump(sw *memory) string {
 	var lines []string
 	for k, f := range sw.Flows.All() {
 		f.Group, f.Internal = 0, 0
@@ -70,13 +70,13 @@ func dump(sw *Switch) string {
 // TestRestartWritesNothing restarts with an unchanged switch, and with a Service deleted
 // between the two processes. Groups must keep their numbers.
 func TestRestartWritesNothing(t *testing.T) {
-	sw := NewSwitch(func() error { return nil }, func() {})
+	sw := newMemory(func() error { return nil }, func() {})
 	names := []string{"a", "b", "c"}
 	start := func(names ...string) {
 		t.Helper()
 		tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
 		e := must.Get(ruleset.NewEngine(ruleset.Config{Source: tr}))(t)
-		p := must.Get(New(sw))(t)
+		p := must.Get(New(&sw.Switch))(t)
 		cursor := e.Attach("ovs", p)
 		for _, name := range names {
 			tr.SetService(&v1.Service{
@@ -102,19 +102,19 @@ func TestRestartWritesNothing(t *testing.T) {
 		return out
 	}
 	start(names...)
-	before, writes := numbers(), sw.Writes
+	before, writes := numbers(), sw.writes
 	// The node, two shared endpoints, and a cluster IP, a group and a flow for each Service.
 	if writes != 1+2+3*3 {
 		t.Errorf("%d writes for three Services with the same two endpoints", writes)
 	}
 	start("c", "b", "a")
-	if n := sw.Writes - writes; n != 0 || !maps.Equal(numbers(), before) {
+	if n := sw.writes - writes; n != 0 || !maps.Equal(numbers(), before) {
 		t.Errorf("%d writes after a restart; groups %v, before %v", n, numbers(), before)
 	}
-	writes = sw.Writes
+	writes = sw.writes
 	start("c", "b")
 	delete(before, types.NamespacedName{Namespace: "ns", Name: "a"})
-	if n := sw.Writes - writes; n != 3 || !maps.Equal(numbers(), before) {
+	if n := sw.writes - writes; n != 3 || !maps.Equal(numbers(), before) {
 		t.Errorf("%d writes with a Service deleted before a restart; groups %v, before %v", n, numbers(), before)
 	}
 }
