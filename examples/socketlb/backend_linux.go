@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/driver"
@@ -117,7 +116,10 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 // Probe returns the error that [New] would return, or nil. It changes nothing.
 func Probe(ctx context.Context, c Config) error {
 	b, err := New(ctx, c)
-	return backendconf.Probe(b, err)
+	if err != nil {
+		return err
+	}
+	return b.Close()
 }
 
 // Close waits for a running [Backend.Apply], closes the backend's files and leaves the maps
@@ -211,7 +213,7 @@ func (b *Backend) write(ctx context.Context, d *ruleset.Delta, again bool) (fail
 		if err := partial.Failed[c.Key]; err != nil {
 			leave.Changes, rest.Changes = append(leave.Changes, ruleset.Change{Key: c.Key}), append(rest.Changes, c)
 			if !again {
-				backendconf.Complain(b.complaints, slog.LevelError, c.Key, "socketlb: cannot write a service; the backend behind serves it", err)
+				b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
 			}
 		}
 	}

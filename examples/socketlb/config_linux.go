@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -73,9 +73,18 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Dir == "" {
 		c.Dir = DefaultDir
 	}
+	c.Families = slices.Clone(c.Families)
+	if c.Families == nil {
+		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	var err error
-	c.Families, err = backendconf.Families(c.Families)
-	c.Log = backendconf.Log(c.Log)
+	unknown := func(f tracker.Family) bool { return f != tracker.IPv4 && f != tracker.IPv6 }
+	if n := len(c.Families); n == 0 || n > 2 || n == 2 && c.Families[0] == c.Families[1] || slices.ContainsFunc(c.Families, unknown) {
+		err = fmt.Errorf("%w: Families %v is not one or both of IPv4 and IPv6", ruleset.ErrConfig, c.Families)
+	}
 	if !filepath.IsAbs(c.Dir) {
 		err = errors.Join(err, fmt.Errorf("%w: folder %q is not an absolute path", ruleset.ErrConfig, c.Dir))
 	}

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
@@ -107,7 +106,10 @@ func (c Config) withDefaults() (Config, error) {
 			}
 		}
 	}
-	c.NodeIPs, c.HostMAC, c.Log = slices.Clone(c.NodeIPs), normalizeMAC(c.HostMAC), backendconf.Log(c.Log)
+	c.NodeIPs, c.HostMAC = slices.Clone(c.NodeIPs), normalizeMAC(c.HostMAC)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	return c, nil
 }
 
@@ -165,7 +167,10 @@ func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 // [ErrNotRunning]; both may change. Probe writes nothing.
 func Probe(ctx context.Context, c Config) error {
 	b, err := New(ctx, c)
-	return backendconf.Probe(b, err)
+	if err != nil {
+		return err
+	}
+	return b.Close()
 }
 
 func (c *Config) probe(ctx context.Context) error {

@@ -17,7 +17,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/fairshare"
 	"github.com/go-proxier/proxier/ruleset"
@@ -190,7 +189,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		case r.service.next != nil:
 			failed[r.service.key] = errors.Join(failed[r.service.key], err)
 		default: // its external IP is now a NodePort alone
-			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.key, "cannot listen", err)
+			b.complain(r, "cannot listen", err)
 		}
 	}
 	for _, s := range changed {
@@ -390,7 +389,7 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 			b.unlisten(bi)
 		} else if err := b.listen(bi, r); errors.Is(err, syscall.EADDRINUSE) && r.frontend.Kind == ruleset.KindClusterIP && slices.Contains(b.internal.own, bi.at.Addr()) {
 			// Its program, such as node-local-dns, gets the connections until the address leaves the node.
-			backendconf.Complain(b.complaints, slog.LevelWarn, r.service.key, "cluster IP is the node's own address, and left to the program that listens there", err)
+			b.complain(r, "cluster IP is the node's own address, and left to the program that listens there", err)
 		} else if err != nil {
 			return r, err
 		}
@@ -452,6 +451,11 @@ func (b *Backend) unlisten(bi *binding) {
 		b.listening.Delete(bi.place)
 		b.config.Sockets.Give()
 	}
+}
+
+func (b *Backend) complain(r *rule, message string, err error) {
+	k := r.service.key
+	b.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), message, "error", err)
 }
 
 // release removes the addresses without bindings from the node, including those of an earlier process. It resets the
