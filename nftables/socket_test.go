@@ -25,7 +25,6 @@ import (
 // TestClosedBackendKeepsReusedDescriptor has a socket of another network namespace take the file
 // number of a closed backend's socket. The backend must not use that socket.
 func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
-	t.Parallel()
 	// Not parallel, because no other test may take the number.
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
