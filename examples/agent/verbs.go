@@ -29,11 +29,11 @@ func Cleanup(ctx context.Context, c *Config, netns *os.File, log *slog.Logger) e
 	cfg, o := node(c, netns, log)
 	return o.Within(func() error {
 		all, refused := modes.Cleanable(ctx, modes.All(cfg), cfg, o.Dial, o.Log)
-		err := modes.Leftovers(ctx, all, "", cfg.Adopt, o.Log)
+		err := modes.Leftovers(ctx, all, cfg.Adopt, o.Log)
 		if cfg.Adopt {
 			// The rules of kube-proxy's modes refer to each other's chains and sets. The
 			// first pass leaves out what is still in use.
-			err = modes.Leftovers(ctx, all, "", cfg.Adopt, o.Log)
+			err = modes.Leftovers(ctx, all, cfg.Adopt, o.Log)
 		}
 		return errors.Join(err, refused, modes.Missing(reset.Cleanup(ctx, reset.Config{}), o.Log))
 	})

@@ -50,7 +50,8 @@ type Config struct {
 	ConfigFile string
 	// FileText is the content of the configuration file.
 	FileText []byte
-	again    func(text []byte) (*Config, error)
+	// WithFile returns the configuration of the same command line with another content of the file.
+	WithFile func(text []byte) (*Config, error)
 	Adopt    bool
 	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
 	// "" is once it has taken over from kube-proxy's nftables mode.
@@ -119,17 +120,13 @@ func (fl *Flags) ConfigWith(read func(string) ([]byte, error), hostname func() (
 	flags := *fl
 	c, err := fl.config(read, hostname)
 	if err == nil {
-		c.again = func(text []byte) (*Config, error) {
+		c.WithFile = func(text []byte) (*Config, error) {
 			fl := flags
 			return fl.config(func(string) ([]byte, error) { return text, nil }, hostname)
 		}
 	}
 	return c, err
 }
-
-// WithFile returns the configuration of the same command line with another content of the
-// configuration file.
-func (c *Config) WithFile(text []byte) (*Config, error) { return c.again(text) }
 
 func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
 	k, err := fl.effective(read)

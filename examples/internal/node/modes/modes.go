@@ -123,7 +123,13 @@ func opened[C any, B dataplane.Backend](configure func(Settings) (C, error), ope
 		if err != nil {
 			return Plane{}, err // b is a nil pointer, and as a dataplane.Backend would not be nil
 		}
-		return Plane{Backend: b}, nil
+		p := Plane{Backend: b}
+		if c, ok := any(b).(interface {
+			Counters() (map[string]uint64, error)
+		}); ok {
+			p.Counters = c.Counters
+		}
+		return p, nil
 	}
 }
 
@@ -156,27 +162,20 @@ func Find(modes []Mode, name string) (Mode, error) {
 	return modes[i], nil
 }
 
-// Leftovers removes the rules of every mode except inUse, and kube-proxy's rules if adopt is
-// set. It continues after an error. If inUse is "", it removes the rules of all modes;
-// otherwise it leaves out modes that have a retire function.
-func Leftovers(ctx context.Context, modes []Mode, inUse string, adopt bool, log *slog.Logger) error {
-	var errs []error
+// Leftovers removes the rules of every mode, and kube-proxy's rules if adopt is set. It continues after an error.
+func Leftovers(ctx context.Context, modes []Mode, adopt bool, log *slog.Logger) (err error) {
 	for _, m := range modes {
-		if inUse != "" && inUse != m.Name && m.Retire != nil {
+		if e := m.Cleanup(ctx, log); e != nil {
+			err = errors.Join(err, fmt.Errorf("cannot remove the rules of mode %s: %w", m.Name, e))
+		}
+		if !adopt {
 			continue
 		}
-		if m.Name != inUse {
-			if err := m.Cleanup(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("cannot remove the rules of mode %s: %w", m.Name, err))
-			}
-		}
-		if adopt && !(m.TakesOver && m.Name == inUse) {
-			if err := m.CleanupKubeProxy(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("cannot remove kube-proxy's rules of mode %s: %w", m.Name, err))
-			}
+		if e := m.CleanupKubeProxy(ctx, log); e != nil {
+			err = errors.Join(err, fmt.Errorf("cannot remove kube-proxy's rules of mode %s: %w", m.Name, e))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Missing returns err, or nil if the node lacks a feature or program without which no rules

@@ -119,15 +119,8 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 		Name:      config.ModeIPTables,
 		Watch:     5 * time.Second, // one request to the kernel for each table
 		TakesOver: true, TracksConnections: true,
-		Probe: configured(configure, iptables.Probe),
-		Open: func(ctx context.Context, s Settings) (Plane, error) {
-			c, _ := configure(s)
-			b, err := iptables.New(ctx, c)
-			if err != nil {
-				return Plane{}, err
-			}
-			return Plane{Backend: b, Counters: b.Counters}, nil
-		},
+		Probe:      configured(configure, iptables.Probe),
+		Open:       opened(configure, iptables.New),
 		SetSysctls: configured(configure, iptables.SetSysctls),
 		Lookup: func(ctx context.Context, queries []dataplane.Query) ([]dataplane.Found, []error) {
 			found, err := iptables.LookupAll(ctx, iptables.Config{Flavor: FlavorInUse(ctx)}, queries)

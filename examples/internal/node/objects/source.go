@@ -59,25 +59,26 @@ type Source interface {
 // NewSource returns the source that the configuration selects. The client that it returns is nil unless
 // the source is an API server. client, if not nil, is the API server.
 func NewSource(cfg *config.Config, client *kubeapi.Client, log *slog.Logger) (Source, *kubeapi.Client, error) {
-	if client != nil {
-		return &apiServer{client: client, cfg: cfg, log: log, close: func() {}}, client, nil
-	}
-	if cfg.Manifests != "" {
+	api := &apiServer{client: client, cfg: cfg, log: log, close: func() {}}
+	switch {
+	case client != nil:
+		return api, client, nil
+	case cfg.Manifests != "":
 		s, err := newFiles(cfg, log)
 		return s, nil, err
 	}
 	rc, err := kubeapi.ClientConfig(cfg.Effective.ClientConnection, cfg.Master)
-	if err != nil && cfg.Effective.ClientConnection.Kubeconfig != "" {
-		err = fmt.Errorf("--kubeconfig: %w", err)
-	}
 	if err != nil {
+		if cfg.Effective.ClientConnection.Kubeconfig != "" {
+			err = fmt.Errorf("--kubeconfig: %w", err)
+		}
 		return nil, nil, err
 	}
-	client, err = kubeapi.NewClient(rc)
-	if err != nil {
+	if api.client, err = kubeapi.NewClient(rc); err != nil {
 		return nil, nil, err
 	}
-	return &apiServer{client: client, cfg: cfg, log: log, close: client.Close}, client, nil
+	api.close = api.client.Close
+	return api, api.client, nil
 }
 
 // Files is the source --manifests.
