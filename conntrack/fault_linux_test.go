@@ -17,12 +17,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/internal/nfnl/tuple"
 	"github.com/go-proxier/proxier/internal/testing/confine"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -97,25 +95,6 @@ func TestSignalsDoNotFailFlush(t *testing.T) {
 	}
 }
 
-const (
-	ctaStatus = 3 // CTA_STATUS of nfnetlink_conntrack.h
-	// IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED of nf_conntrack_common.h: the
-	// kernel drops no such entry to make room.
-	statusAssured = 2 | 4 | 8
-)
-
-// appendAssured appends the request to create a UDP flow that the kernel must not drop.
-func appendAssured(req []byte, seq uint32, f Flow) []byte {
-	start := len(req)
-	req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, unix.AF_INET)
-	req = tuple.Append(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
-	req = tuple.Append(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
-	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
-	req = nfnl.AppendUint32(req, ctaTimeout, 512)
-	nfnl.End(req, start)
-	return req
-}
-
 // fillUp creates flows that the kernel must not drop, until the kernel refuses one or there
 // are most, and returns their number.
 func fillUp(tb testing.TB, h *netlab.Host, most int) int {
@@ -128,7 +107,7 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 		first := k.conn.Sequence(batch)
 		for j := i; j < i+batch; j++ {
 			src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 16 + byte(j>>24), byte(j >> 16), byte(j >> 8)}), uint16(1000+j&255))
-			req = appendAssured(req, first+uint32(j-i), Flow{Src: src, Dst: ap("172.31.0.1:9"), ReplySrc: ap("172.31.0.1:9"), ReplyDst: src})
+			req = appendCreate(req, first+uint32(j-i), Flow{Protocol: inet.UDP, Src: src, Dst: ap("172.31.0.1:9"), ReplySrc: ap("172.31.0.1:9"), ReplyDst: src})
 		}
 		err := k.conn.Exchange(tb.Context(), req, first, batch, func(m nfnl.Message) error {
 			err := m.Err()
@@ -188,12 +167,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 		}
 	}
 	lives("before")
-	// The kernel might drop an entry that is not assured to make room for a new connection.
-	k := kernelAt(t, node)
-	for _, f := range []Flow{toOne, toTwo} {
-		seq := k.conn.Sequence(1)
-		must.Do(t, k.conn.Exchange(t.Context(), appendAssured(nil, seq, f), seq, 1, nfnl.Message.Err))
-	}
+	create(t, node, toOne, toTwo)
 	c := cleanerAt(t, node, nil)
 
 	start := time.Now()

@@ -38,59 +38,36 @@ func cleanerAt(tb testing.TB, h *netlab.Host, trace *Hooks) *Cleaner {
 	return c
 }
 
-// create puts flows into the table, by a library.
+// create puts flows into the table.
 func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 	tb.Helper()
-	var nl *netlink.Handle
-	err := h.Do(func() (err error) {
-		nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
-		return err
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer nl.Close()
-	for _, f := range flows {
-		if f.Zone != 0 { // the library does not support zones
-			createInZone(tb, h, f)
-			continue
-		}
-		tuple := func(src, dst netip.AddrPort) netlink.IPTuple {
-			return netlink.IPTuple{
-				Protocol: f.Protocol,
-				SrcIP:    src.Addr().AsSlice(), SrcPort: src.Port(),
-				DstIP: dst.Addr().AsSlice(), DstPort: dst.Port(),
-			}
-		}
-		c := &netlink.ConntrackFlow{
-			FamilyType: inet.AF(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
-			Forward: tuple(f.Src, f.Dst), Reverse: tuple(f.ReplySrc, f.ReplyDst),
-		}
-		if f.Protocol == unix.IPPROTO_TCP {
-			c.ProtoInfo = &netlink.ProtoInfoTCP{State: nlTCPEstablished}
-		}
-		if err := nl.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(c.FamilyType), c); err != nil {
-			tb.Fatalf("create %+v: %v", f, err)
-		}
-	}
-}
-
-func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
-	tb.Helper()
 	k := kernelAt(tb, h)
-	seq := k.conn.Sequence(1)
-	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = tuple.Append(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
-	b = tuple.Append(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
-	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
-	b = nfnl.AppendUint32(b, ctaTimeout, 512)
-	nfnl.End(b, 0)
-	must.Do(tb, k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err))
+	for _, f := range flows {
+		seq := k.conn.Sequence(1)
+		must.Do(tb, k.conn.Exchange(tb.Context(), appendCreate(nil, seq, f), seq, 1, nfnl.Message.Err))
+	}
 }
 
-const ctaTimeout = 7 // CTA_TIMEOUT of nfnetlink_conntrack.h
+const (
+	ctaStatus  = 3 // CTA_STATUS of nfnetlink_conntrack.h
+	ctaTimeout = 7 // CTA_TIMEOUT
+	// IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED of nf_conntrack_common.h: the
+	// kernel drops no such entry to make room.
+	statusAssured = 2 | 4 | 8
+)
 
-const nlTCPEstablished = 3 // TCP_CONNTRACK_ESTABLISHED of nf_conntrack_tcp.h
+// appendCreate appends the request to create a flow that the kernel must not drop.
+func appendCreate(req []byte, seq uint32, f Flow) []byte {
+	start := len(req)
+	req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
+	req = tuple.Append(req, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	req = tuple.Append(req, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	req = nfnl.AppendUint16(req, nl.CTA_ZONE, f.Zone)
+	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
+	req = nfnl.AppendUint32(req, ctaTimeout, 512)
+	nfnl.End(req, start)
+	return req
+}
 
 // read returns the table's flows, by a library, as "protocol client destination
 // reply-source".
