@@ -82,7 +82,8 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 		return waitForText(logFile, "host networking service is not running")
 	}, func() bool { return s.endpointReplaced(3) }, 3)
 	refuse.Store(true)
-	step("change that the service refuses once", func() error { return s.replaceEndpoint(t.Context(), 2) }, func() bool { return s.endpointReplaced(2) }, 4)
+	// After the failure the new endpoint has no load balancer: it is deleted, and made again.
+	step("change that the service refuses once", func() error { return s.replaceEndpoint(t.Context(), 2) }, func() bool { return s.endpointReplaced(2) }, 6)
 	line := `kubeproxy_sync_proxy_rules_winkernel_lb_update_failures_total{error="other",ip_family="IPv4",lb_type="clusterip"} 1`
 	if _, got, _ := s.host.Get("127.0.0.1:10249/metrics", 30*time.Second); !strings.Contains(got, line) {
 		t.Errorf("/metrics lacks %s:\n%.3000s", line, got)
