@@ -11,15 +11,15 @@ import (
 )
 
 // laboratories are the folders of examples that are test equipment. They may import internal/testing.
-var laboratories = []string{"nodeproxy/internal/lab", "nodeproxy/internal/demo", "internal/controlplane", "internal/standin"}
+var laboratories = []string{"nodeproxy/internal/lab", "nodeproxy/internal/demo", "internal/controlplane", "internal/process", "internal/standin"}
 
 // parts are the folders of examples that are parts of nodeproxy, with the internal packages that they may import.
 var parts = map[string][]string{
 	"internal": append(slices.Clone(bounds), "inet", "nfnl/tuple", "nft"), "nodeproxy": append(slices.Clone(bounds), "inet", "nfnl/tuple", "nft"), "socketlb": bounds, "userspace": bounds, "winkernel": bounds,
-	"reset": {"backendconf", "complaint", "fairshare", "listdiff", "netns", "nfnl", "nfnl/tuple", "nft"},
+	"reset": append(slices.Clone(bounds), "listdiff", "nfnl/tuple", "nft"),
 }
 
-var bounds = []string{"complaint", "fairshare", "netns", "nfnl"}
+var bounds = []string{"backendconf", "complaint", "fairshare", "netns", "nfnl"}
 
 // TestExamplesImportNoInternals finds examples that a vendor could not copy.
 func TestExamplesImportNoInternals(t *testing.T) {
