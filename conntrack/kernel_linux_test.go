@@ -461,18 +461,7 @@ func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
 	node.Addrs("eth0", "10.9.0.1/24")
 	node.Addrs("lo", "10.0.0.1/32")
 	client.Routes("eth0", "10.9.0.1", "10.96.0.1/32")
-	server := must.Get(node.ListenPacket("udp", "10.0.0.1:53"))(t)
-	defer server.Close()
-	go func() {
-		b := make([]byte, 64)
-		for {
-			n, from, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			server.WriteTo(b[:n], from)
-		}
-	}()
+	node.ServeUDP(t, "10.0.0.1:53", "answer")
 	rules := func(text string) {
 		t.Helper()
 		// The kernel translates packets of old flows while it has a NAT chain and a rule that

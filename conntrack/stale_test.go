@@ -134,16 +134,23 @@ func TestChangeMakesFlowStale(t *testing.T) {
 	}
 }
 
+// inEffect returns the stale flows of a node whose Services have not changed.
+func inEffect(node *ruleset.Node, services ...*ruleset.Port) *staleFlows {
+	p := newStaleFlows(tracker.IPv4)
+	p.setNode(node)
+	for _, s := range services {
+		ch := change(nil, s)
+		p.record(&ch)
+	}
+	p.clear()
+	return p
+}
+
 // TestFullDeltaExaminesAllFlows judges every flow to a known frontend after a full delta.
 func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	node := everyAddress()
-	p := newStaleFlows(tracker.IPv4)
-	p.setNode(node)
-	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(node))
-	p.record(&ch)
-	ch = change(nil, service{name: "b", cluster: "10.96.0.2:53"}.compile(node))
-	p.record(&ch)
-	p.clear()
+	p := inEffect(node, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(node),
+		service{name: "b", cluster: "10.96.0.2:53"}.compile(node))
 	p.examineAll()
 	stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
 	for f, want := range map[Flow]bool{
@@ -196,11 +203,7 @@ func TestFrontendMovesToAnotherService(t *testing.T) {
 	a.external, b.external = nil, a.external
 	changes := []ruleset.Change{change(a1, a.compile(node)), change(b1, b.compile(node))}
 	for range 2 {
-		p := newStaleFlows(tracker.IPv4)
-		for _, ch := range []ruleset.Change{change(nil, a1), change(nil, b1)} {
-			p.record(&ch)
-		}
-		p.clear()
+		p := inEffect(node, a1, b1)
 		for _, ch := range changes {
 			p.record(&ch)
 		}
@@ -240,13 +243,7 @@ func TestExternalIPTakesPacketsFromNodePort(t *testing.T) {
 		{"removed without endpoints", []*ruleset.Port{nodePort, without}, change(without, nil), map[Flow]bool{flow(client, at, at): true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newStaleFlows(tracker.IPv4)
-			p.setNode(node)
-			for _, s := range c.before {
-				ch := change(nil, s)
-				p.record(&ch)
-			}
-			p.clear()
+			p := inEffect(node, c.before...)
 			p.record(&c.change)
 			stale := p.judge(&p.queue, []netip.Addr{addr("192.0.2.1")})
 			for f, want := range c.want {
@@ -262,11 +259,7 @@ func TestExternalIPTakesPacketsFromNodePort(t *testing.T) {
 func TestNodePortAddressesChange(t *testing.T) {
 	all, some := everyAddress(), everyAddress()
 	some.NodePorts4 = ruleset.NodePorts{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
-	p := newStaleFlows(tracker.IPv4)
-	p.setNode(all)
-	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(all))
-	p.record(&ch)
-	p.clear()
+	p := inEffect(all, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(all))
 	p.setNode(all)
 	if p.pending() {
 		t.Error("pending without a change")
@@ -288,9 +281,7 @@ func TestNodePortAddressesChange(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
 	node := everyAddress()
-	p := newStaleFlows(tracker.IPv4)
-	stays := change(nil, service{name: "stays", cluster: "10.96.0.1:53", endpoints: eps("10.0.0.1:53")}.compile(node))
-	p.record(&stays)
+	p := inEffect(node, service{name: "stays", cluster: "10.96.0.1:53", endpoints: eps("10.0.0.1:53")}.compile(node))
 	for i := range maxQueue + 10 {
 		at := fmt.Sprintf("10.%d.%d.%d:53", 97+i>>16, i>>8&255, i&255)
 		s := service{name: "comes and goes", cluster: at, endpoints: eps("10.0.0.2:53")}
