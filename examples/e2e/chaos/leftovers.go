@@ -144,7 +144,12 @@ func (w *world) end(ctx context.Context) error {
 		return err
 	}
 	w.failAll(w.wait(ctx))
+	// The rules are right before the new agent has attached the programs of mode sockets again.
 	excess, err := w.agent.excess(before)
+	for end := time.Now().Add(w.o.settle); err == nil && len(excess) != 0 && time.Now().Before(end) && ctx.Err() == nil; {
+		sleep(ctx, pollInterval)
+		excess, err = w.agent.excess(before)
+	}
 	if err != nil {
 		return err
 	}
