@@ -62,10 +62,10 @@ func restriction(e entry) entry {
 type sources map[entry][]netip.Prefix
 
 func (s sources) add(e entry) {
-	if e.set == setLoadBalancerFW {
-		s[e] = s[e]
-	} else if isSource(e) {
-		s[restriction(e)] = append(s[restriction(e)], e.other)
+	if list := s[restriction(e)]; isSource(e) {
+		s[restriction(e)] = append(list, e.other)
+	} else if e.set == setLoadBalancerFW {
+		s[e] = list
 	}
 }
 
