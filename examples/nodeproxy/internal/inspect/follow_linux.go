@@ -288,10 +288,8 @@ func parseMessage(family uint8, attrs []byte) message {
 		id:   nfnl.Uint32(a[unix.NFTA_TRACE_ID]), policy: nfnl.Uint32(a[unix.NFTA_TRACE_TYPE]) == unix.NFT_TRACETYPE_POLICY, verdict: -1,
 		in: nfnl.Uint32(a[unix.NFTA_TRACE_IIF]), out: nfnl.Uint32(a[unix.NFTA_TRACE_OIF]),
 	}
-	for typ, data := range nfnl.Attributes(a[unix.NFTA_TRACE_VERDICT]) {
-		if typ == unix.NFTA_VERDICT_CODE {
-			m.verdict = int32(nfnl.Uint32(data))
-		}
+	if code := attribute(a[unix.NFTA_TRACE_VERDICT], unix.NFTA_VERDICT_CODE); code != nil {
+		m.verdict = int32(nfnl.Uint32(code))
 	}
 	if m.policy {
 		m.rule, m.verdict = 0, int32(nfnl.Uint32(a[unix.NFTA_TRACE_POLICY]))
