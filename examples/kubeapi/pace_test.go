@@ -87,7 +87,9 @@ func (s *pacedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case s.answer != nil && s.answer(w, r, watch):
 	case watch:
-		watchUntil(w, r, nil)
+		w.Header().Set("Content-Type", "application/json")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done() // no event
 	default:
 		serveLists(w, r)
 	}
@@ -131,16 +133,6 @@ func (l lines) text() (out string) {
 	return out
 }
 
-// watchUntil answers a watch without events until one of the two ends.
-func watchUntil(w http.ResponseWriter, r *http.Request, end <-chan struct{}) {
-	w.Header().Set("Content-Type", "application/json")
-	w.(http.Flusher).Flush()
-	select {
-	case <-end:
-	case <-r.Context().Done():
-	}
-}
-
 // TestServerThatDidNotAnswerIsFollowedSoon follows an API server that accepts all requests for a while and never
 // answers those, from the start or later.
 func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
@@ -149,23 +141,26 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 			t.Run(fmt.Sprint("after ", from, " for ", outage), func(t *testing.T) {
 				var hung atomic.Bool
 				hung.Store(from == 0)
-				var ctx context.Context // of the time before the outage, and after it
-				var outageBegins context.CancelFunc
 				s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
 					if hung.Load() {
 						<-r.Context().Done()
 						return true
 					}
-					if watch {
-						watchUntil(w, r, ctx.Done())
+					if !watch {
+						return false
 					}
-					return watch
+					w.Header().Set("Content-Type", "application/json")
+					for w.(http.Flusher).Flush(); !hung.Load() && r.Context().Err() == nil; {
+						select {
+						case <-r.Context().Done():
+						case <-time.After(100 * time.Millisecond):
+						}
+					}
+					return true
 				}}
 				s.follow(t, func(t *testing.T) {
-					ctx, outageBegins = context.WithCancel(t.Context())
 					time.Sleep(from)
 					hung.Store(true)
-					outageBegins()
 					time.Sleep(time.Second)
 					s.contacts.Store(0)
 					s.lists.Store(0)
@@ -177,7 +172,6 @@ func TestServerThatDidNotAnswerIsFollowedSoon(t *testing.T) {
 					if text := s.log.text(); outage > 30*time.Second && !strings.Contains(text, "no answer") {
 						t.Errorf("no line about the outage: %s", text)
 					}
-					ctx = t.Context()
 					hung.Store(false)
 					time.Sleep(25 * time.Second)
 					synctest.Wait()
