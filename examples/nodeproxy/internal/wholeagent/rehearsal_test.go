@@ -324,16 +324,12 @@ func (r *rehearsal) stopOn(m *member, name string) {
 	p.exit(r.t)
 }
 
-// kubeProxyManifests returns what kubeadm makes, with a mode. With moved ports, only kube-proxy's process shows
-// that it runs.
-func (r *rehearsal) kubeProxyManifests(mode string, moved bool) string {
+// kubeProxyManifests returns what kubeadm makes, with a mode.
+func (r *rehearsal) kubeProxyManifests(mode string) string {
 	r.t.Helper()
 	text := must.Get(os.ReadFile("../../../internal/node/config/testdata/kubeadm.yaml"))(r.t)
 	// Nodes that are containers cannot set the maximum of connections.
 	config := strings.NewReplacer("10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/16", "maxPerCore: null", "maxPerCore: 0", "min: null", "min: 0", `mode: ""`, "mode: "+mode).Replace(string(text))
-	if moved {
-		config = strings.NewReplacer(`metricsBindAddress: ""`, "metricsBindAddress: 127.0.0.1:20249", `healthzBindAddress: ""`, "healthzBindAddress: 0.0.0.0:20256").Replace(config)
-	}
 	kubeconfig := must.Get(os.ReadFile(r.c.Kubeconfig()))(r.t)
 	data := must.Get(json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "kube-proxy", "namespace": "kube-system"},
@@ -404,7 +400,6 @@ func TestRehearsal(t *testing.T) {
 		long       bool
 	}{
 		{"base", "iptables", []string{"nftables"}, base, false},
-		{"base", "iptables", []string{"iptables"}, base, false},
 		{"kubeadm overlay", "", []string{"nftables"}, overlay, true},
 		{"kubeadm overlay", "iptables", []string{"iptables"}, overlay, true},
 		{"kubeadm overlay", "nftables", []string{"nftables"}, overlay, true},
@@ -422,7 +417,7 @@ func TestRehearsal(t *testing.T) {
 			r := newRehearsal(t)
 			r.c.apply(tt.install(t, tt.to[0])) // for the rights that kube-proxy of the test uses, too
 			r.c.do("DELETE", kinds["DaemonSet"]+"/nodeproxy", "", nil)
-			kubeProxy := r.c.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
+			kubeProxy := r.c.apply(r.kubeProxyManifests(tt.from))
 			r.start(kubeProxy)
 			r.served("kube-proxy serves", 0, 1, 2)
 			r.begin()
@@ -486,7 +481,7 @@ func TestRehearsal(t *testing.T) {
 			// Back.
 			r.remove("nodeproxy")
 			r.held("when nodeproxy is deleted")
-			kubeProxy = r.c.apply(r.kubeProxyManifests(tt.from, tt.name == "base"))
+			kubeProxy = r.c.apply(r.kubeProxyManifests(tt.from))
 			r.start(kubeProxy)
 			for _, m := range r.members {
 				r.kubeProxyServes(m, tt.from)
