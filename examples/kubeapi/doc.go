@@ -12,7 +12,7 @@
 //
 // While the API server is unreachable, Follow calls no handler, so rules stay as they are. Within 10 seconds of its
 // return Follow lists all objects again and passes them to the handler; client-go's own pauses grow to a minute. A
-// request that the API server accepts and does not begin to answer is repeated after 20 seconds, or after 75 if the API
+// request that the API server accepts and does not begin to answer is repeated after 18 seconds, or after 75 if the API
 // server answers small requests. Each minute brings an event; Follow replaces a watch without one after 150 seconds.
 // Pauses are random, and at most 6 seconds, even if an answer's Retry-After asks for more.
 //

@@ -5,7 +5,7 @@
 //     follows the API server again within 10 seconds of its return, and the random part spreads a
 //     thousand nodes over several seconds. While the API server is unreachable, each
 //     resource costs one attempt in 4.5 seconds on average.
-//   - A request whose answer does not begin within 20 seconds is ended. So a node follows an API server
+//   - A request whose answer does not begin within 18 seconds is ended. So a node follows an API server
 //     that accepts requests and did not answer them within 25 seconds after it answers again.
 //   - A watch without an event, of which there is one a minute even without a change, ends after 150 seconds.
 //   - Watches that end immediately do not follow each other without a pause.
@@ -47,7 +47,7 @@ const (
 	// seconds. slowFirstByte is the bound for a request that was ended once by an API server that answers a
 	// small one: API servers end a list after a minute, and some proxies in front of them pass on the begin of a
 	// watch with its first event, which may be that of the minute.
-	firstByte     = 20 * time.Second
+	firstByte     = 18 * time.Second
 	slowFirstByte = 75 * time.Second
 	// wholeAnswer bounds the time from the first byte of a list, or of an error, to the last.
 	wholeAnswer = 2 * time.Minute
