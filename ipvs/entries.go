@@ -59,22 +59,29 @@ func restriction(e entry) entry {
 }
 
 // sources holds the source ranges of restricted frontends, by the element that makes them effective.
-type sources map[entry][]netip.Prefix
+type sources map[entry]map[netip.Prefix]bool
 
 func (s sources) add(e entry) {
-	if list := s[restriction(e)]; isSource(e) {
-		s[restriction(e)] = append(list, e.other)
-	} else if e.set == setLoadBalancerFW {
-		s[e] = list
+	if !isSource(e) && e.set != setLoadBalancerFW {
+		return
 	}
+	ranges := s[restriction(e)]
+	if ranges == nil {
+		ranges = map[netip.Prefix]bool{}
+		s[restriction(e)] = ranges
+	}
+	ranges[e.other] = isSource(e)
 }
 
 // admit reports whether a frontend admits all clients of a source range. Two ranges are nested or disjoint.
 func (s sources) admit(e entry) bool {
-	list, restricted := s[restriction(e)]
-	return !restricted || slices.ContainsFunc(list, func(p netip.Prefix) bool {
-		return p.Bits() <= e.other.Bits() && p.Contains(e.other.Addr())
-	})
+	ranges, restricted := s[restriction(e)]
+	for bits := e.other.Bits(); restricted && bits >= 0; bits-- {
+		if p, _ := e.other.Addr().Prefix(bits); ranges[p] {
+			return true
+		}
+	}
+	return !restricted
 }
 
 // readSources stores the source ranges that are in effect before the update.

@@ -69,8 +69,7 @@ type watcher interface {
 type writer interface {
 	// Add adds a transaction. It does not keep tx.
 	Add(tx *model.Tx)
-	// ObjectSize returns the bytes of an object in a transaction. It changes nothing.
-	ObjectSize(*model.Object) int
+	model.Meter
 	// AddElements and DeleteElements encode elements now, instead of after all objects. Adding an element that exists
 	// does nothing.
 	AddElements(f tracker.Family, s layout.Set, list *nft.Elements)

@@ -133,3 +133,45 @@ func BenchmarkLibraryReadElements(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLibraryList lists the table of a backend with its sets, chains and rules. A restart
+// does so, and a check after a transaction of another process.
+func BenchmarkLibraryList(b *testing.B) {
+	h := netlab.NewHost(b)
+	p := newPipeline(b, h.File())
+	defer p.backend.Close()
+	p.take(newWorld(sizes[0]))
+	p.sync(b)
+	var sets, chains, rules int
+	b.Run("ours", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			head, err := p.backend.conn.Table(DefaultTable, tracker.IPv4)
+			if err != nil || !head.Exists {
+				b.Fatal(err)
+			}
+			s := must.Get(p.backend.conn.Sets(DefaultTable, tracker.IPv4))(b)
+			c := must.Get(p.backend.conn.Chains(DefaultTable, tracker.IPv4))(b)
+			r := must.Get(p.backend.conn.Rules(DefaultTable, tracker.IPv4))(b)
+			sets, chains, rules = len(s), len(c), len(r)
+		}
+	})
+	b.Run("library", func(b *testing.B) {
+		library := must.Get(gnft.New(gnft.WithNetNSFd(int(h.File().Fd())), gnft.AsLasting()))(b)
+		defer library.CloseLasting()
+		b.ReportAllocs()
+		for b.Loop() {
+			table := must.Get(library.ListTableOfFamily(DefaultTable, gnft.TableFamilyIPv4))(b)
+			s := must.Get(library.GetSets(table))(b)
+			all := must.Get(library.ListChainsOfTableFamily(gnft.TableFamilyIPv4))(b)
+			r := 0
+			for _, chain := range all {
+				list := must.Get(library.GetRules(table, chain))(b)
+				r += len(list)
+			}
+			if len(s) != sets || len(all) != chains || r != rules {
+				b.Fatalf("%d sets, %d chains, %d rules, want %d, %d, %d", len(s), len(all), r, sets, chains, rules)
+			}
+		}
+	})
+}

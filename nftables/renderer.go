@@ -102,7 +102,7 @@ type Transaction struct {
 // recorder is a [model.Sink] that keeps transactions. Each is for the state after the one before it.
 type recorder []*model.Tx
 
-func (*recorder) Limit() (int, func(*model.Object) int) { return math.MaxInt, nil }
+func (*recorder) Limit() (int, model.Meter) { return math.MaxInt, nil }
 
 func (r *recorder) Send(tx *model.Tx) error {
 	if len(tx.Objects)+len(tx.Edits) != 0 {

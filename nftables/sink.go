@@ -32,9 +32,7 @@ func (p *streamSink) begin() {
 	p.spare, p.structural, p.lost = nil, false, p.lost[:0]
 }
 
-func (p *streamSink) Limit() (int, func(*model.Object) int) {
-	return p.conn.Limit(), p.writer.ObjectSize
-}
+func (p *streamSink) Limit() (int, model.Meter) { return p.conn.Limit(), p.writer }
 
 func (p *streamSink) encode(tx *model.Tx) error {
 	p.log(tx)
@@ -88,7 +86,7 @@ type batchSink struct {
 	log  func(*model.Tx)
 }
 
-func (*batchSink) Limit() (int, func(*model.Object) int) { return math.MaxInt, nil }
+func (*batchSink) Limit() (int, model.Meter) { return math.MaxInt, nil }
 
 func (s *batchSink) Send(tx *model.Tx) error {
 	s.log(tx)

@@ -149,7 +149,8 @@ func (s *state) remove(id string) {
 		case at.remote:
 			at.remote = ""
 		}
-		if s.at[a] = at; at == (addressed{}) {
+		s.at[a] = at
+		if at == (addressed{}) {
 			delete(s.at, a)
 		}
 	}

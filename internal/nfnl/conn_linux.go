@@ -282,8 +282,9 @@ func (c *Conn) Commit(b *Batch) error {
 			case err == nil && m.Seq == last:
 				acked = true
 			case err != nil && failed == nil:
-				if errors.As(err, &failed) {
-					failed.What = b.what(m.Seq)
+				var refusal *Error // failed itself would be allocated for each batch
+				if errors.As(err, &refusal) {
+					failed, refusal.What = refusal, b.what(m.Seq)
 				}
 			}
 		}

@@ -156,8 +156,12 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	// All rules are known before a socket changes: a place that another Service takes over stays open.
 	var touched []*binding
 	for _, s := range changed {
+		stays := map[place]bool{}
+		for _, f := range s.frontends {
+			stays[f.place] = true
+		}
 		for _, p := range s.places {
-			if bi := b.bindings[p]; bi != nil && !slices.ContainsFunc(s.frontends, func(f bound) bool { return f.place == p }) {
+			if bi := b.bindings[p]; bi != nil && !stays[p] {
 				bi.drop(s)
 				touched = append(touched, bi)
 			}

@@ -36,7 +36,7 @@ type sizes struct {
 	sent  int
 }
 
-func (s *sizes) Limit() (int, func(*model.Object) int) { return 1 << 20, s.writer().ObjectSize }
+func (s *sizes) Limit() (int, model.Meter) { return 1 << 20, s.writer() }
 
 func (s *sizes) writer() *Writer {
 	return NewWriter(longest, rulesFor(tracker.IPv4, s.local), rulesFor(tracker.IPv6, s.local))

@@ -74,7 +74,7 @@ func TestCommentsNameTheServicePort(t *testing.T) {
 // recorder is a [Sink] that stores the elements of all transactions.
 type recorder map[tracker.Family]map[layout.Set]map[layout.Octets]nft.Element
 
-func (recorder) Limit() (int, func(*Object) int) { return math.MaxInt, nil }
+func (recorder) Limit() (int, Meter) { return math.MaxInt, nil }
 
 func (r recorder) Send(tx *Tx) error {
 	for _, e := range tx.Edits {

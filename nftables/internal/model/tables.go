@@ -13,11 +13,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// Meter measures objects. ObjectSize returns the bytes of an object in a transaction, and changes nothing.
+type Meter interface{ ObjectSize(*Object) int }
+
 // Sink takes transactions.
 type Sink interface {
-	// Limit returns the largest size of a transaction in bytes, and the function that measures an object, if
-	// transactions can reach that size.
-	Limit() (int, func(*Object) int)
+	// Limit returns the largest size of a transaction in bytes, and what measures objects, if transactions can reach
+	// that size.
+	Limit() (int, Meter)
 	// Send takes a transaction that others follow. It may commit the transaction later and return
 	// its error from the next call. It must not keep tx.
 	Send(tx *Tx) error
@@ -186,7 +189,7 @@ func (m *Tables) prepare(ctx context.Context, changes []ruleset.Change) {
 func (m *Tables) begin(sink Sink) {
 	m.sink, m.failed, m.err = sink, nil, nil
 	m.tx.Reset()
-	m.tx.Limit, m.tx.objectSize = sink.Limit()
+	m.tx.Limit, m.tx.meter = sink.Limit()
 }
 
 // addPart adds a part to the transaction, and sends the transaction if it is large. After an error it

@@ -21,10 +21,10 @@ type Tx struct {
 	// Limit, if not 0, is the largest size in bytes.
 	Limit int
 
-	// objectSize measures an object. If it is nil, objects have no size.
-	objectSize func(*Object) int
-	bytes      int
-	lists      listSet
+	// meter measures objects. If it is nil, objects have no size.
+	meter Meter
+	bytes int
+	lists listSet
 	// room is unused memory for elements. That of elements is not used again, so they may outlive Reset.
 	room []byte
 }
@@ -129,7 +129,7 @@ func (tx *Tx) Structural() bool {
 
 // Reset empties the transaction and keeps its memory.
 func (tx *Tx) Reset() {
-	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit, objectSize: tx.objectSize, room: tx.room}
+	*tx = Tx{Objects: tx.Objects[:0], Edits: tx.Edits[:0], Lost: tx.Lost[:0], Limit: tx.Limit, meter: tx.meter, room: tx.room}
 }
 
 // Object appends an object.
@@ -139,8 +139,8 @@ func (tx *Tx) Object(o Object) {
 }
 
 func (tx *Tx) measureObject(o *Object) {
-	if o.bytes == 0 && tx.objectSize != nil {
-		o.bytes = tx.objectSize(o)
+	if o.bytes == 0 && tx.meter != nil {
+		o.bytes = tx.meter.ObjectSize(o)
 	}
 	tx.bytes += o.bytes
 }
