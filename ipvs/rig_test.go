@@ -247,12 +247,7 @@ func (r *rig) agree() {
 		}
 	}
 	var got []string
-	// A long list can lack virtual servers while other namespaces change theirs.
-	listed, again := r.run("ipvsadm -Sn"), r.run("ipvsadm -Sn")
-	for !slices.Equal(listed, again) {
-		listed, again = again, r.run("ipvsadm -Sn")
-	}
-	for _, l := range listed {
+	for _, l := range r.run("ipvsadm -Sn") {
 		f := strings.Fields(l)
 		if f[1] == "-f" || slices.Contains(f, "-w") && f[slices.Index(f, "-w")+1] == "0" {
 			continue
