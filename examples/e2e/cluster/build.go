@@ -7,17 +7,18 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 )
 
-const upstream = "k8s.io/kubernetes"
-
-// corednsModule is CoreDNS in the version that Kubernetes v1.37 deploys. It is built
-// outside of this module, because it needs other versions of dependencies than Kubernetes.
-const corednsModule = "github.com/coredns/coredns@v1.14.6"
+const (
+	upstream = "k8s.io/kubernetes"
+	// corednsModule is CoreDNS in the version that Kubernetes v1.37 deploys. It is built
+	// outside of this module, because it needs other versions of dependencies than Kubernetes.
+	corednsModule = "github.com/coredns/coredns@v1.14.6"
+	// nodeproxySource is the folder of nodeproxy's sources, from the folder of this module.
+	nodeproxySource = "../../nodeproxy"
+)
 
 // kubernetesVersion returns the version of Kubernetes that go.mod requires.
 func kubernetesVersion() (string, error) {
@@ -70,7 +71,7 @@ func check() error {
 	return nil
 }
 
-// build builds the programs and images that the cache folder lacks, and returns the settings
+// build builds the programs and images unless the cache folder has them, and returns the settings
 // of a cluster that uses them.
 func build(ctx context.Context, o options) (settings, error) {
 	version, err := kubernetesVersion()
@@ -78,77 +79,37 @@ func build(ctx context.Context, o options) (settings, error) {
 	if err = errors.Join(err, check()); err != nil {
 		return s, err
 	}
-	if err := os.MkdirAll(s.bin(), 0o755); err != nil {
-		return s, err
-	}
 	fmt.Printf("Kubernetes %s in %s\n", s.Version, o.dir)
+	if _, err := os.Stat(s.imageArchive()); err == nil {
+		return s, nil // it is the last
+	}
+	fmt.Println("building the programs")
 	minor := strings.Split(s.Version, ".")[1]
 	ldflags := fmt.Sprintf("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=%s -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=%s", s.Version, minor)
-	for _, p := range programs {
-		if err := s.compile(ctx, path.Base(strings.TrimSuffix(p, "/server/v3")), "build", ldflags, p); err != nil {
+	for _, args := range [][]string{
+		append([]string{"install", ldflags}, programs...),
+		{"test", "-c", "-vet=off", ldflags, "-o", s.bin("e2e.test"), upstream + "/test/e2e"},
+		{"install", "-ldflags=-s -w", corednsModule},
+	} {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOBIN="+s.bin())
+		if _, err := run(cmd); err != nil {
 			return s, err
 		}
 	}
-	if err := s.compile(ctx, "e2e.test", "test", "-c", "-vet=off", ldflags, upstream+"/test/e2e"); err != nil {
-		return s, err
-	}
-	if err := s.compile(ctx, "coredns", "install", "-ldflags=-s -w", corednsModule); err != nil {
-		return s, err
-	}
-	return s, s.makeImages(ctx)
+	// Go names it after the last part of its path.
+	return s, errors.Join(os.Rename(s.bin("server"), s.bin("etcd")), s.makeImages(ctx))
 }
 
 // buildNodeproxy builds nodeproxy from the tree that holds this module. It always runs the
 // go command, which checks whether the sources changed.
 func (s settings) buildNodeproxy(ctx context.Context) error {
-	root, err := sourceRoot(ctx)
-	if err != nil {
-		return err
-	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", s.bin("nodeproxy"), ".")
-	cmd.Dir = filepath.Join(root, "examples", "nodeproxy")
+	cmd.Dir = nodeproxySource
 	// In the workspace, so with this tree's library, and for any C library.
 	cmd.Env = append(os.Environ(), "GOWORK=", "CGO_ENABLED=0")
-	_, err = run(cmd)
+	_, err := run(cmd)
 	return err
-}
-
-// compile builds a program with the go command unless the cache folder already has the
-// program.
-func (s settings) compile(ctx context.Context, name string, args ...string) error {
-	target := filepath.Join(s.bin(), name)
-	if _, err := os.Stat(target); err == nil {
-		return nil
-	}
-	// An interrupted build must leave no program in the target's folder.
-	tmp, err := os.MkdirTemp(s.bin(), ".build-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	verb, args := args[0], args[1:]
-	env := append(os.Environ(), "GOWORK=off")
-	if verb == "install" { // accepts a module's version, but not -o
-		env = append(env, "GOBIN="+tmp)
-	} else {
-		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
-	}
-	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
-	cmd.Env = env
-	fmt.Printf("building %s\n", name)
-	if _, err := run(cmd); err != nil {
-		return err
-	}
-	return os.Rename(filepath.Join(tmp, name), target)
-}
-
-// sourceRoot returns the root of the tree that holds this module.
-func sourceRoot(ctx context.Context) (string, error) {
-	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
-	if err != nil {
-		return "", fmt.Errorf("cannot find nodeproxy's sources (run this in folder e2e/cluster): %w", err)
-	}
-	return filepath.Join(dir, "..", "..", ".."), nil
 }
 
 // output runs a command and returns its output without white space around it.

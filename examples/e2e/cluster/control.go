@@ -22,42 +22,34 @@ const startTimeout = 5 * time.Minute
 // plane is the state of role control, the running control plane.
 type plane struct {
 	settings
-	ended chan error // receives the error of the first process that ends
+	ended context.CancelCauseFunc // is called with the error of a process that ends
 }
 
 // control is the role of a cluster's process 1.
 func control() error {
-	s, err := parseSettings(os.Args[1])
+	s, err := running(os.Args[1])
 	if err != nil {
 		return err
 	}
-	p := &plane{settings: s, ended: make(chan error, 1)}
-	if err := p.mounts(); err != nil {
+	if err := unix.Sethostname([]byte("control")); err != nil {
+		return os.NewSyscallError("sethostname", err)
+	}
+	// The mounts are not visible outside of the process's mount namespace.
+	if err := mountAll([]mount{
+		{target: "/", flags: unix.MS_REC | unix.MS_PRIVATE},
+		{source: "proc", target: "/proc", fstype: "proc"},
+		{source: "tmpfs", target: "/tmp", fstype: "tmpfs"},
+	}); err != nil {
 		return err
 	}
-	p.settings = s.inside()
 	ctx, cancel := context.WithCancelCause(context.Background())
-	go func() { cancel(<-p.ended) }()
+	p := &plane{settings: s, ended: cancel}
 	if err := p.start(ctx); err != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	fmt.Println("the cluster is up until this program ends")
 	<-ctx.Done()
 	return context.Cause(ctx)
-}
-
-// mounts mounts a /proc of the process's PID namespace, the cache folder at cacheInside, and
-// an empty /tmp. The mounts are not visible outside of its mount namespace.
-func (p *plane) mounts() error {
-	if err := unix.Sethostname([]byte("control")); err != nil {
-		return os.NewSyscallError("sethostname", err)
-	}
-	return mountAll([]mount{
-		{target: "/", flags: unix.MS_REC | unix.MS_PRIVATE},
-		{source: p.Dir, target: cacheInside, flags: unix.MS_BIND},
-		{source: "proc", target: "/proc", fstype: "proc"},
-		{source: "tmpfs", target: "/tmp", fstype: "tmpfs"},
-	})
 }
 
 // mount is one call of mount(2).
@@ -84,43 +76,31 @@ func (p *plane) start(ctx context.Context) error {
 	if err := p.network(); err != nil {
 		return err
 	}
-	if err := p.keys(); err != nil {
+	if err := p.users(); err != nil {
 		return err
 	}
-	if err := p.daemon("etcd", p.bin("etcd"), "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
-		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380"); err != nil {
-		return err
-	}
-	if err := p.daemon("kube-apiserver", p.bin("kube-apiserver"), "--etcd-servers", "http://127.0.0.1:2379",
-		"--bind-address", controlIP, "--advertise-address", controlIP, "--service-cluster-ip-range", serviceRange,
-		"--tls-cert-file", p.state("apiserver.crt"), "--tls-private-key-file", p.state("apiserver.key"),
-		"--client-ca-file", p.state("ca.crt"), "--kubelet-client-certificate", p.state("admin.crt"), "--kubelet-client-key", p.state("admin.key"),
-		"--kubelet-preferred-address-types", "InternalIP",
-		"--service-account-issuer", "https://kubernetes.default.svc."+clusterDomain,
-		"--service-account-signing-key-file", p.state("ca.key"), "--service-account-key-file", p.state("ca.key"),
-		"--authorization-mode", "Node,RBAC", "--allow-privileged"); err != nil {
-		return err
-	}
-	if err := p.wait(ctx, "", "get", "--raw", "/readyz"); err != nil {
-		return err
-	}
-	if err := p.daemon("kube-controller-manager", p.bin("kube-controller-manager"), append(p.authentication(),
-		"--leader-elect=false", "--service-account-private-key-file", p.state("ca.key"), "--root-ca-file", p.state("ca.crt"),
-		"--cluster-cidr", podRange, "--service-cluster-ip-range", serviceRange, "--allocate-node-cidrs=false")...); err != nil {
-		return err
-	}
-	if err := p.daemon("kube-scheduler", p.bin("kube-scheduler"), append(p.authentication(), "--leader-elect=false")...); err != nil {
-		return err
-	}
-	if err := os.WriteFile(p.state("Corefile"), []byte(p.corefile()), 0o644); err != nil {
-		return err
-	}
-	if err := p.daemon("coredns", p.bin("coredns"), "-conf", p.state("Corefile")); err != nil {
-		return err
-	}
-	// The API server creates namespace kube-system soon after it is ready.
-	if err := p.wait(ctx, p.objects(), "apply", "-f", "-"); err != nil {
+	// The API server makes its own key and certificate. The key also signs the tokens of ServiceAccounts.
+	key := p.state("certs", "apiserver.key")
+	if err := errors.Join(
+		p.daemon("etcd", "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
+			"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+			"--listen-peer-urls", "http://127.0.0.1:2380"),
+		p.daemon("kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379",
+			"--bind-address", controlIP, "--advertise-address", controlIP, "--service-cluster-ip-range", serviceRange,
+			"--cert-dir", p.state("certs"), "--token-auth-file", p.state("tokens.csv"), "--kubelet-preferred-address-types", "InternalIP",
+			"--service-account-issuer", "https://kubernetes.default.svc."+clusterDomain,
+			"--service-account-signing-key-file", key, "--service-account-key-file", key,
+			"--authorization-mode", "Node,RBAC", "--allow-privileged"),
+		p.wait(ctx, "", "get", "--raw", "/readyz"),
+		p.daemon("kube-controller-manager", "--kubeconfig", p.state("admin.conf"), "--leader-elect=false",
+			"--service-account-private-key-file", key, "--root-ca-file", p.certificate(),
+			"--cluster-cidr", podRange, "--service-cluster-ip-range", serviceRange, "--allocate-node-cidrs=false"),
+		p.daemon("kube-scheduler", "--kubeconfig", p.state("admin.conf"), "--leader-elect=false"),
+		os.WriteFile(p.state("Corefile"), []byte(p.corefile()), 0o644),
+		p.daemon("coredns", "-conf", p.state("Corefile")),
+		// The API server creates namespace kube-system soon after it is ready.
+		p.wait(ctx, p.objects(), "apply", "-f", "-"),
+	); err != nil {
 		return err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", p.state("admin.conf"))
@@ -139,33 +119,62 @@ func (p *plane) start(ctx context.Context) error {
 	return p.wait(ctx, "", "wait", "node", "--all", "--for=condition=Ready", "--timeout=10s")
 }
 
-// daemon starts a program that must run as long as the cluster.
-func (p *plane) daemon(name, path string, args ...string) error {
-	log, err := os.Create(p.log(name + ".log"))
-	if err != nil {
-		return err
+// certificate returns the path of the API server's certificate, which is its own authority.
+func (p *plane) certificate() string { return p.state("certs", "apiserver.crt") }
+
+// users writes a token and a kubeconfig for each user of the API server.
+func (p *plane) users() error {
+	// As --token-auth-file has them, by the names of the tokens and kubeconfigs.
+	users := map[string]string{
+		"admin":      "admin,1,system:masters",
+		"kube-proxy": "system:kube-proxy,2",
+		// The ServiceAccount of nodeproxy's manifest, with the rights that the manifest gives it and no others.
+		"nodeproxy": `system:serviceaccount:kube-system:nodeproxy,3,"system:serviceaccounts,system:serviceaccounts:kube-system"`,
 	}
-	defer log.Close()
-	cmd := &exec.Cmd{Path: path, Args: append([]string{name}, args...), Stdout: log, Stderr: log, Env: p.environment(), Dir: "/"}
-	return p.watch(name, cmd)
+	for n := 1; n <= p.Nodes; n++ {
+		users[nodeName(n)] = fmt.Sprintf("system:node:%s,node-%[1]s,system:nodes", nodeName(n))
+	}
+	var tokens []byte
+	for name, user := range users {
+		tokens = fmt.Appendf(tokens, "%s,%s\n", name, user)
+		if err := os.WriteFile(p.state(name+".conf"), fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: cluster, cluster: {server: "https://%s:6443", certificate-authority: %s}}]
+users: [{name: user, user: {token: %s}}]
+contexts: [{name: context, context: {cluster: cluster, user: user}}]
+current-context: context
+`, controlIP, p.certificate(), name), 0o600); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(p.state("tokens.csv"), tokens, 0o600)
+}
+
+// daemon starts a program that must run as long as the cluster.
+func (p *plane) daemon(name string, args ...string) error {
+	return p.watch(name, exec.Command(p.bin(name), args...))
 }
 
 // watch starts a command. The end of the command ends the cluster.
 func (p *plane) watch(name string, cmd *exec.Cmd) error {
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("cannot start %s: %w", name, err)
+	if err := p.launch(name, cmd); err != nil {
+		return err
 	}
 	go func() {
-		err := cmd.Wait()
-		if err == nil {
-			err = errors.New("exit status 0")
-		}
-		select {
-		case p.ended <- fmt.Errorf("%s ended (see %s.log): %w", name, name, err):
-		default:
-		}
+		p.ended(fmt.Errorf("%s ended (see %s.log): %w", name, name, cmp.Or(cmd.Wait(), errors.New("exit status 0"))))
 	}()
 	return nil
+}
+
+// launch starts a command whose output goes to a log.
+func (s settings) launch(log string, cmd *exec.Cmd) error {
+	f, err := os.Create(s.log(log + ".log"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = f, f, s.environment(), "/"
+	return cmd.Start()
 }
 
 // wait runs kubectl until it succeeds, for startTimeout at most.
@@ -181,13 +190,6 @@ func (p *plane) wait(ctx context.Context, stdin string, args ...string) error {
 			return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
-}
-
-// authentication returns the flags that make a component of the control plane an
-// administrator.
-func (p *plane) authentication() []string {
-	c := p.state("admin.conf")
-	return []string{"--kubeconfig", c, "--authentication-kubeconfig", c, "--authorization-kubeconfig", c}
 }
 
 // corefile returns a configuration with which CoreDNS answers as in a cluster of kubeadm,
@@ -246,30 +248,14 @@ ports:%s
 
 // startNode starts a process in role node and connects the node to the network.
 func (p *plane) startNode(n int) error {
-	name := nodeName(n)
-	if err := os.MkdirAll(p.state(name), 0o755); err != nil {
-		return err
-	}
-	log, err := os.Create(p.log(name + ".log"))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := inRole("node", p.json(), strconv.Itoa(n))
-	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, p.environment()
+	cmd := inRole("node", p.Dir, strconv.Itoa(n))
 	connected, err := cmd.StdinPipe() // the node waits until it is closed
 	if err != nil {
 		return err
 	}
-	if err := p.watch(name, cmd); err != nil {
+	if err := p.watch(nodeName(n), cmd); err != nil {
 		return err
 	}
 	pid := cmd.Process.Pid
-	if err := p.connect(n, pid); err != nil {
-		return err
-	}
-	if err := os.WriteFile(p.state(name, "pid"), []byte(strconv.Itoa(pid)), 0o644); err != nil {
-		return err
-	}
-	return connected.Close()
+	return errors.Join(p.connect(n, pid), p.writePID(nodeName(n), pid), connected.Close())
 }

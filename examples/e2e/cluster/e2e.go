@@ -2,19 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/onsi/ginkgo/v2/types"
 	"golang.org/x/sys/unix"
 )
 
-// test runs upstream's tests. The run's folder gets the output, upstream's report, and the title of the run's
-// column in a table.
+// test runs upstream's tests. The run's folder gets the output, Ginkgo's report, and the results as a table.
 func test(ctx context.Context, o options, mode, focus string) error {
 	return withProxy(ctx, o, mode, func(ctx context.Context, s settings) error {
 		// Ginkgo gets time to report what the timeout interrupted.
@@ -22,12 +23,8 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		defer cancel()
 		skip := unsupported()
 		fmt.Println("leaving out", skip)
-		name := filepath.Join("runs", fmt.Sprintf("%s-%s-%s", o.proxy, mode, time.Now().Format("20060102-150405")))
-		dir := filepath.Join(s.Dir, name)
+		dir := filepath.Join(s.Dir, "runs", fmt.Sprintf("%s-%s-%s", o.proxy, mode, time.Now().Format("20060102-150405")))
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, titleFile), fmt.Appendf(nil, "Kubernetes %s %s %s", s.Version, o.proxy, mode), 0o644); err != nil {
 			return err
 		}
 		log, err := os.Create(filepath.Join(dir, "log"))
@@ -39,10 +36,9 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		cmd := s.command(ctx, "control", "unshare", "--pid", "--fork", "--kill-child",
 			"ginkgo", "run", "--no-color", "--keep-going", "--output-interceptor-mode=none",
 			fmt.Sprintf("--procs=%d", o.procs), "--timeout="+o.timeout.String(),
-			"--focus="+focus, "--skip="+skip, s.inside().bin("e2e.test"), "--",
-			"--kubeconfig="+s.inside().state("admin.conf"), "--provider=skeleton", fmt.Sprintf("--num-nodes=%d", s.Nodes),
-			"--kubectl-path="+s.inside().bin("kubectl"), "--report-dir="+filepath.Join(cacheInside, name), "--dump-logs-on-failure=false",
-			"--allowed-not-ready-nodes=0", "--node-os-distro=custom",
+			"--focus="+focus, "--skip="+skip, "--output-dir="+dir, "--json-report=report.json", s.bin("e2e.test"), "--",
+			"--kubeconfig="+s.state("admin.conf"), "--provider=skeleton", fmt.Sprintf("--num-nodes=%d", s.Nodes),
+			"--kubectl-path="+s.bin("kubectl"), "--dump-logs-on-failure=false", "--allowed-not-ready-nodes=0", "--node-os-distro=custom",
 		)
 		cmd.Stdout = io.MultiWriter(os.Stdout, log)
 		cmd.Stderr = cmd.Stdout
@@ -51,18 +47,23 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		c, err := readRun(dir)
-		if err != nil {
+		report, err := os.ReadFile(filepath.Join(dir, "report.json"))
+		var reports []types.Report
+		if err := errors.Join(err, json.Unmarshal(report, &reports)); err != nil {
 			return fmt.Errorf("cannot read the tests' report (see %s): %w", log.Name(), err)
 		}
-		sums, failed := c.count()
-		fmt.Printf("%s %s: %d passed, %d failed, %d skipped\n", o.proxy, mode, sums[passedStatus], sums[failedStatus], sums[skippedStatus])
-		if len(failed) > 0 {
-			slices.Sort(failed)
-			return fmt.Errorf("failed:\n  %s", strings.Join(failed, "\n  "))
+		r := results{}
+		r.addReports(fmt.Sprintf("Kubernetes %s %s %s", s.Version, o.proxy, mode), reports)
+		file, err := os.Create(filepath.Join(dir, "results.csv"))
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if err := errors.Join(r.write(file), r.summary(os.Stdout)); err != nil {
+			return err
 		}
 		if ended != nil {
-			return fmt.Errorf("e2e.test (see %s): %w", log.Name(), ended)
+			return fmt.Errorf("tests failed (see %s): %w", log.Name(), ended)
 		}
 		return nil
 	})

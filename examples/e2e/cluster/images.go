@@ -27,15 +27,12 @@ func pauseImage() string { return image.GetE2EImage(image.Pause) }
 
 type containerImage struct{ names, entrypoint, cmd []string }
 
-// makeImages writes the archive of all container images that tests of [sig-network] use,
-// unless the archive exists. All have the same file system.
+// makeImages writes the archive of all container images that tests of [sig-network] use. All have the same
+// file system.
 func (s settings) makeImages(ctx context.Context) error {
-	if _, err := os.Stat(s.imageArchive()); err == nil {
-		return nil
-	}
 	source, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}", upstream)
 	if err != nil {
-		return fmt.Errorf("cannot find the sources of Kubernetes (run this in folder e2e/cluster): %w", err)
+		return err
 	}
 	fmt.Println("building a Debian file system and container images")
 	root := s.rootfs()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -27,14 +28,14 @@ func serveLoadBalancers(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	b := &balancers{all: map[string]*balancer{}}
+	b := &balancers{all: map[string]balancer{}}
 	f := informers.NewSharedInformerFactory(client, 0)
-	c, err := service.New(b, client, f.Core().V1().Services(), f.Core().V1().Nodes(), b.ProviderName(), featuregate.NewFeatureGate())
+	c, err := service.New(b, client, f.Core().V1().Services(), f.Core().V1().Nodes(), "cluster", featuregate.NewFeatureGate())
 	if err != nil {
 		return err
 	}
 	f.Start(ctx.Done())
-	go c.Run(ctx, 2, cmmetrics.NewControllerManagerMetrics(b.ProviderName()))
+	go c.Run(ctx, 2, cmmetrics.NewControllerManagerMetrics("cluster"))
 	go b.route(ctx)
 	return nil
 }
@@ -44,32 +45,24 @@ func serveLoadBalancers(ctx context.Context, config *rest.Config) error {
 // in that namespace. Packets reach the nodes with the load balancer's address as
 // destination and the client's address as source.
 type balancers struct {
+	cloudprovider.Interface // nil: the service controller calls LoadBalancer alone
+
 	mu  sync.Mutex
-	all map[string]*balancer // by the Service's UID
+	all map[string]balancer // by the Service's UID
 	// made counts the load balancers created so far. An address is reused only after all
 	// other addresses were used.
 	made int
 }
 
+// balancer is a load balancer. It is not changed, but replaced.
 type balancer struct {
 	ip       string
 	check    string // port and path of the health check
 	affinity bool   // all packets of a client go to one node
 	nodes    []string
-	routed   string // the nodes that the route leads to
 }
 
-var _ cloudprovider.Interface = (*balancers)(nil)
-
-func (*balancers) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
-func (b *balancers) LoadBalancer() (cloudprovider.LoadBalancer, bool)                { return b, true }
-func (*balancers) Instances() (cloudprovider.Instances, bool)                        { return nil, false }
-func (*balancers) InstancesV2() (cloudprovider.InstancesV2, bool)                    { return nil, false }
-func (*balancers) Zones() (cloudprovider.Zones, bool)                                { return nil, false }
-func (*balancers) Clusters() (cloudprovider.Clusters, bool)                          { return nil, false }
-func (*balancers) Routes() (cloudprovider.Routes, bool)                              { return nil, false }
-func (*balancers) ProviderName() string                                              { return "routes" }
-func (*balancers) HasClusterID() bool                                                { return true }
+func (b *balancers) LoadBalancer() (cloudprovider.LoadBalancer, bool) { return b, true }
 
 func (*balancers) GetLoadBalancerName(_ context.Context, _ string, s *v1.Service) string {
 	return string(s.UID)
@@ -78,28 +71,25 @@ func (*balancers) GetLoadBalancerName(_ context.Context, _ string, s *v1.Service
 func (b *balancers) GetLoadBalancer(_ context.Context, _ string, s *v1.Service) (*v1.LoadBalancerStatus, bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.all[string(s.UID)]
-	if l == nil {
-		return nil, false, nil
-	}
-	return l.status(), true, nil
+	l, ok := b.all[string(s.UID)]
+	return l.status(), ok, nil
 }
 
 func (b *balancers) EnsureLoadBalancer(_ context.Context, _ string, s *v1.Service, nodes []*v1.Node) (*v1.LoadBalancerStatus, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.all[string(s.UID)]
-	if l == nil {
-		l = &balancer{ip: strings.TrimSuffix(balancerRange, "0/24") + fmt.Sprint(b.made%254+1)}
-		b.made++
-		b.all[string(s.UID)] = l
+	l := balancer{
+		ip:       b.all[string(s.UID)].ip,
+		check:    ":10256/healthz", // of kube-proxy, and of nodeproxy
+		affinity: s.Spec.SessionAffinity == v1.ServiceAffinityClientIP,
 	}
-	l.check = ":10256/healthz" // of kube-proxy, and of nodeproxy
+	if l.ip == "" {
+		l.ip = strings.TrimSuffix(balancerRange, "0/24") + fmt.Sprint(b.made%254+1)
+		b.made++
+	}
 	if p := s.Spec.HealthCheckNodePort; p != 0 {
 		l.check = fmt.Sprintf(":%d/", p)
 	}
-	l.affinity = s.Spec.SessionAffinity == v1.ServiceAffinityClientIP
-	l.nodes = nil
 	for _, n := range nodes {
 		for _, a := range n.Status.Addresses {
 			if a.Type == v1.NodeInternalIP && !strings.Contains(a.Address, ":") {
@@ -108,6 +98,7 @@ func (b *balancers) EnsureLoadBalancer(_ context.Context, _ string, s *v1.Servic
 		}
 	}
 	slices.Sort(l.nodes)
+	b.all[string(s.UID)] = l
 	return l.status(), nil
 }
 
@@ -119,78 +110,61 @@ func (b *balancers) UpdateLoadBalancer(ctx context.Context, cluster string, s *v
 func (b *balancers) EnsureLoadBalancerDeleted(_ context.Context, _ string, s *v1.Service) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.all[string(s.UID)]
 	delete(b.all, string(s.UID))
-	if l == nil || l.routed == "" {
-		return nil
-	}
-	return ip("route del " + l.ip + "/32")
+	return nil
 }
 
-func (l *balancer) status() *v1.LoadBalancerStatus {
+func (l balancer) status() *v1.LoadBalancerStatus {
 	return &v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: l.ip}}}
 }
 
 // route checks the health of all nodes twice a second and updates the routes.
 func (b *balancers) route(ctx context.Context) {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	for ticker := time.NewTicker(500 * time.Millisecond); ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	routes := map[string]string{} // by address
+	for ; ctx.Err() == nil; time.Sleep(500 * time.Millisecond) {
 		b.mu.Lock()
-		now := map[string]balancer{} // a copy: the lock is not held during health checks
-		for uid, l := range b.all {
-			now[uid] = *l
-		}
+		all := slices.Collect(maps.Values(b.all)) // a copy: the lock is not held during health checks
 		b.mu.Unlock()
-		for uid, l := range now {
-			healthy := l.healthy(client)
-			b.mu.Lock()
-			// The load balancer may have been deleted or changed since the copy.
-			if cur := b.all[uid]; cur != nil && cur.check == l.check {
-				if err := cur.routeTo(healthy); err != nil {
-					fmt.Fprintln(os.Stderr, err)
-				}
+		want := map[string]string{}
+		var commands []string
+		for _, l := range all {
+			if want[l.ip] = l.route(client); want[l.ip] != routes[l.ip] {
+				commands = append(commands, "route replace "+l.ip+want[l.ip])
 			}
-			b.mu.Unlock()
 		}
+		for address := range routes {
+			if want[address] == "" {
+				commands = append(commands, "route del "+address)
+			}
+		}
+		if len(commands) == 0 {
+			continue
+		}
+		fmt.Fprintln(os.Stderr, strings.Join(commands, "\n"))
+		if err := ip(commands...); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			continue
+		}
+		routes = want
 	}
 }
 
-// healthy returns the nodes that packets must be routed to.
-func (l balancer) healthy(client *http.Client) []string {
-	var healthy []string
+// route returns the route to the nodes that are healthy.
+func (l balancer) route(client *http.Client) string {
+	hops := ""
 	for _, n := range l.nodes {
 		r, err := client.Get("http://" + n + l.check)
 		if err != nil {
 			continue
 		}
 		r.Body.Close()
-		if r.StatusCode == http.StatusOK {
-			healthy = append(healthy, n)
-			if l.affinity { // all clients have the same address
-				break
-			}
+		if r.StatusCode == http.StatusOK && (hops == "" || !l.affinity) { // all clients have the same address
+			hops += " nexthop via " + n
 		}
 	}
-	return healthy
-}
-
-func (l *balancer) routeTo(nodes []string) error {
-	want := "dev lost"
-	if len(nodes) > 0 {
-		want = "src " + balancerClient + " nexthop via " + strings.Join(nodes, " nexthop via ")
+	if hops == "" {
+		return " dev lost"
 	}
-	if want == l.routed {
-		return nil
-	}
-	if err := ip("route replace " + l.ip + "/32 " + want); err != nil {
-		return err
-	}
-	l.routed = want
-	fmt.Fprintf(os.Stderr, "load balancer %s: %s\n", l.ip, want)
-	return nil
+	return " src " + balancerClient + hops
 }

@@ -2,15 +2,8 @@
 // tests in it, with nodeproxy or kube-proxy on the nodes. It needs root, some Debian
 // packages, and Go; it needs no container registry and no virtual machines.
 //
-//	export GOWORK=off                  this folder is a module of its own
-//	go run . build                     build everything from source; takes long once
-//	go run . up                        run a cluster until interrupted (and build first)
-//	go run . test MODE [FOCUS]         run the tests whose names match FOCUS
-//	go run . table RUN...              print the results of runs side by side, as CSV
-//	go run . summary FILE.csv          print a summary of such results as Markdown
-//	go run . proxy MODE                run the proxy alone, until interrupted
-//	go run . in n1 nft list ruleset    run a command in a node, or in "control"
-//	go run . down                      stop the cluster
+//	export GOWORK=off         this folder is a module of its own, in which the commands run
+//	go run . --help           list the commands
 //
 // The cluster has real components: etcd, kube-apiserver, kube-controller-manager,
 // kube-scheduler, kubelet, containerd, runc and CoreDNS. A node is a process with
@@ -46,15 +39,13 @@ func init() { runtime.LockOSThread() }
 
 const usage = `usage: cluster COMMAND [flags]
 
-  build                  build Kubernetes and the images
-  up                     run a cluster until interrupted
+  build                  build Kubernetes and the images; takes long once
+  up                     run a cluster until interrupted (and build first)
   test MODE [FOCUS]      run upstream's tests whose names match the expression FOCUS
-  table RUN...           print the results of the runs in these folders, and of earlier
-                         tables (FILE.csv), as CSV
-  summary FILE.csv       print a summary of such a table as Markdown
+  table FILE.csv...      merge the results of runs and of earlier tables, as CSV
+  summary FILE.csv...    print a summary of such results as Markdown
   proxy MODE             run the proxy on all nodes until interrupted
   in NODE COMMAND...     run a command in a node (n1, n2, ...) or in "control"
-  down                   stop the cluster
 
 MODE is nftables or iptables, or ipvs if the kernel has it.
 
@@ -90,9 +81,9 @@ func command(ctx context.Context, args []string) error {
 	var o options
 	f := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
 	f.SetInterspersed(len(args) == 0 || args[0] != "in") // the flags after "in NODE" are the command's
-	f.StringVar(&o.dir, "dir", filepath.Join(cache, "proxier", "cluster"), "absolute path of the folder for all files")
+	f.StringVar(&o.dir, "dir", filepath.Join(cache, "proxier", "cluster"), "absolute path of the folder for all files, not below /run, /tmp or /var")
 	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most, spread over three zones")
-	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy, kube-proxy, or "+daemonSet+" for nodeproxy in pods of deploy/base/daemonset.yaml")
+	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy, kube-proxy, or "+daemonSet+" for nodeproxy in pods of deploy/base")
 	f.IntVar(&o.procs, "procs", 2*runtime.NumCPU(), "test: number of tests that run at a time")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "test: stop after this time")
 	f.Usage = func() { fmt.Fprint(os.Stderr, usage+f.FlagUsages()) }
@@ -108,8 +99,6 @@ func command(ctx context.Context, args []string) error {
 		_, err = build(ctx, o)
 	case name == "up" && n == 0:
 		err = up(ctx, o)
-	case name == "down" && n == 0:
-		err = down(o)
 	case name == "test" && (n == 1 || n == 2):
 		err = test(ctx, o, args[1], append(args, `\[sig-network\]`)[2])
 	case name == "proxy" && n == 1:
@@ -120,15 +109,18 @@ func command(ctx context.Context, args []string) error {
 		})
 	case name == "in" && n >= 2:
 		var s settings
-		if s, err = o.running(); err == nil {
+		if s, err = running(o.dir); err == nil {
 			cmd := s.command(ctx, args[1], args[2:]...)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 			err = cmd.Run()
 		}
-	case name == "table" && n >= 1:
-		err = table(os.Stdout, args[1:])
-	case name == "summary" && n == 1:
-		err = summary(os.Stdout, args[1])
+	case (name == "table" || name == "summary") && n >= 1:
+		var r results
+		if r, err = readResults(args[1:]); err == nil && name == "table" {
+			err = r.write(os.Stdout)
+		} else if err == nil {
+			err = r.summary(os.Stdout)
+		}
 	default:
 		f.Usage()
 		err = errors.New("unknown command, or wrong number of arguments")

@@ -2,200 +2,127 @@ package main
 
 import (
 	"encoding/csv"
-	"encoding/xml"
 	"fmt"
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/onsi/ginkgo/v2/types"
 )
 
-// A result of a test is the number of seconds that it took, if it passed, or failed or skipped.
+// results holds a line for each test and a column for each version, proxy and mode. A result is the number of
+// seconds that the test took, if it passed, or failed or skipped. A test that a run left out has none.
+type results map[string]map[string]string // title of the column, such as "Kubernetes v1.37.2 nodeproxy nftables"; test
+
 const (
-	passedStatus  = "passed"
-	failedStatus  = "failed"
-	skippedStatus = "skipped"
+	failed  = "failed"
+	skipped = "skipped"
 )
 
-// column holds the results of runs by test, without tests that the runs left out.
-type column map[string]string
-
-// titleFile is the file in a run's folder with the title of its column, such as "Kubernetes v1.37.2 nodeproxy nftables".
-const titleFile = "title"
-
-// readRun reads the report that e2e.test left in a run's folder.
-func readRun(dir string) (column, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "junit*.xml"))
-	if err == nil && len(files) == 0 {
-		err = fmt.Errorf("no junit*.xml in %s", dir)
+// add adds a result. If the column has the test already, the later result counts, but a skipped test may have
+// run before.
+func (r results) add(title, test, result string) {
+	if r[title] == nil {
+		r[title] = map[string]string{}
 	}
-	c := column{}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err == nil {
-			err = c.parse(b)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f, err)
-		}
+	if _, ran := r[title][test]; !ran || result != skipped {
+		r[title][test] = result
 	}
-	return c, err
 }
 
-func (c column) parse(junit []byte) error {
-	var report struct {
-		Cases []struct {
-			Name    string  `xml:"name,attr"`
-			Status  string  `xml:"status,attr"`
-			Seconds float64 `xml:"time,attr"`
-			Skipped struct {
-				Message string `xml:"message,attr"`
-			} `xml:"skipped"`
-		} `xml:"testsuite>testcase"`
-	}
-	if err := xml.Unmarshal(junit, &report); err != nil {
-		return err
-	}
-	for _, t := range report.Cases {
-		name, test := strings.CutPrefix(t.Name, "[It] ")
-		switch {
-		case t.Status == passedStatus && test:
-			c[name] = fmt.Sprintf("%.0f", t.Seconds)
-		case t.Status == passedStatus: // setup and teardown count only if they failed
-		case t.Status != skippedStatus:
-			c[name] = failedStatus // such as interrupted or timed out
-		case test && strings.Trim(strings.TrimPrefix(t.Skipped.Message, "skipped"), " -") != "":
-			c[name] = skippedStatus // a test that the run's expressions left out is skipped, too, but without a reason
-		}
-	}
-	return nil
-}
-
-// count returns the number of tests with each status, and the names of those that failed.
-func (c column) count() (n map[string]int, failed []string) {
-	n = map[string]int{}
-	for test, result := range c {
-		switch result {
-		case failedStatus:
-			failed = append(failed, test)
-			n[result]++
-		case skippedStatus:
-			n[result]++
-		default:
-			n[passedStatus]++
-		}
-	}
-	return n, failed
-}
-
-// columns holds columns by title.
-type columns map[string]column
-
-// add adds results. If a column has a test already, the later result counts, but a skipped test
-// may have run before.
-func (cs columns) add(title string, c column) {
-	if cs[title] == nil {
-		cs[title] = column{}
-	}
-	for test, result := range c {
-		if _, ran := cs[title][test]; !ran || result != skippedStatus {
-			cs[title][test] = result
+// addReports adds a column for Ginkgo's reports of a run. Setup and teardown count only if they failed.
+func (r results) addReports(title string, reports []types.Report) {
+	for _, report := range reports {
+		for _, t := range report.SpecReports {
+			name, test := t.FullText(), t.LeafNodeType == types.NodeTypeIt
+			switch {
+			case t.Failed() && !test:
+				r.add(title, "["+t.LeafNodeType.String()+"]", failed)
+			case t.Failed(): // or interrupted or timed out
+				r.add(title, name, failed)
+			case t.State == types.SpecStatePassed && test:
+				r.add(title, name, fmt.Sprintf("%.0f", t.RunTime.Seconds()))
+			case t.State == types.SpecStateSkipped && t.Failure.Message != "":
+				r.add(title, name, skipped) // a test that the run's expressions left out has no message
+			}
 		}
 	}
 }
 
-// sorted returns the titles in the order of a table: newest Kubernetes and nodeproxy first.
-func (cs columns) sorted() []string {
-	titles := slices.Sorted(maps.Keys(cs))
+// titles returns the titles in the order of a table: newest Kubernetes and nodeproxy first.
+func (r results) titles() []string {
+	titles := slices.Sorted(maps.Keys(r))
 	slices.Reverse(titles)
 	return titles
 }
 
-// readTable adds the columns of a table. Its first line has "test" and the titles; the others
-// have a test and its results.
-func (cs columns) readTable(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	lines, err := csv.NewReader(f).ReadAll()
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	for _, line := range lines[1:] {
-		for i, result := range line[1:] {
-			if result != "" {
-				cs.add(lines[0][i+1], column{line[0]: result})
+// readResults merges files that write has written.
+func readResults(paths []string) (results, error) {
+	r := results{}
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		lines, err := csv.NewReader(f).ReadAll()
+		if err != nil || len(lines) == 0 {
+			return nil, fmt.Errorf("%s is not a table: %w", path, err)
+		}
+		for _, line := range lines[1:] {
+			for i, result := range line[1:] {
+				if result != "" {
+					r.add(lines[0][i+1], line[0], result)
+				}
 			}
 		}
 	}
-	return nil
+	return r, nil
 }
 
-// table is the command "table". It writes the results of runs and of earlier tables as CSV: a line for each
-// test, and a column for each version, proxy and mode.
-func table(w io.Writer, paths []string) error {
-	cs, tests := columns{}, map[string]bool{}
-	for _, path := range paths {
-		if filepath.Ext(path) == ".csv" {
-			if err := cs.readTable(path); err != nil {
-				return err
-			}
-			continue
-		}
-		title, err := os.ReadFile(filepath.Join(path, titleFile))
-		if err != nil {
-			return err
-		}
-		c, err := readRun(path)
-		if err != nil {
-			return err
-		}
-		cs.add(string(title), c)
-	}
-	for _, c := range cs {
-		for test := range c {
+// write writes CSV. Its first line has "test" and the titles; the others have a test and its results.
+func (r results) write(w io.Writer) error {
+	tests := map[string]bool{}
+	for _, column := range r {
+		for test := range column {
 			tests[test] = true
 		}
 	}
-	out := csv.NewWriter(w)
-	out.Write(append([]string{"test"}, cs.sorted()...)) // Flush reports its error
+	lines := [][]string{append([]string{"test"}, r.titles()...)}
 	for _, test := range slices.Sorted(maps.Keys(tests)) {
 		line := []string{test}
-		for _, title := range cs.sorted() {
-			line = append(line, cs[title][test])
+		for _, title := range r.titles() {
+			line = append(line, r[title][test])
 		}
-		out.Write(line)
+		lines = append(lines, line)
 	}
-	out.Flush()
-	return out.Error()
+	return csv.NewWriter(w).WriteAll(lines)
 }
 
-// summary is the command "summary". It writes the numbers of tests in each column of a table as Markdown,
-// and the tests that failed.
-func summary(w io.Writer, path string) error {
-	cs := columns{}
-	if err := cs.readTable(path); err != nil {
-		return err
-	}
-	fmt.Fprint(w, "| Kubernetes | proxy | mode | passed | failed | skipped |\n|---|---|---|---|---|---|\n")
+// summary writes the numbers of tests in each column as Markdown, and the tests that failed.
+func (r results) summary(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString("| Kubernetes | proxy | mode | passed | failed | skipped |\n|---|---|---|---|---|---|\n")
 	in := map[string][]string{} // the titles of the columns in which a test failed
-	for _, title := range cs.sorted() {
-		n, failed := cs[title].count()
-		cells := strings.ReplaceAll(strings.TrimPrefix(title, "Kubernetes "), " ", " | ")
-		fmt.Fprintf(w, "| %s | %d | %d | %d |\n", cells, n[passedStatus], n[failedStatus], n[skippedStatus])
-		for _, test := range failed {
-			in[test] = append(in[test], title)
+	for _, title := range r.titles() {
+		n := map[string]int{}
+		for test, result := range r[title] {
+			n[result]++
+			if result == failed {
+				in[test] = append(in[test], title)
+			}
 		}
+		cells := strings.ReplaceAll(strings.TrimPrefix(title, "Kubernetes "), " ", " | ")
+		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", cells, len(r[title])-n[failed]-n[skipped], n[failed], n[skipped])
 	}
 	if len(in) > 0 {
-		fmt.Fprint(w, "\nFailed:\n\n")
+		b.WriteString("\nFailed:\n\n")
 	}
 	for _, test := range slices.Sorted(maps.Keys(in)) {
-		fmt.Fprintf(w, "- %s: %s\n", strings.TrimPrefix(test, "[sig-network] "), strings.Join(in[test], ", "))
+		fmt.Fprintf(&b, "- %s: %s\n", strings.TrimPrefix(test, "[sig-network] "), strings.Join(in[test], ", "))
 	}
-	return nil
+	_, err := io.WriteString(w, b.String())
+	return err
 }

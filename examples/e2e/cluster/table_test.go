@@ -2,44 +2,46 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/onsi/ginkgo/v2/types"
 )
 
-// writeRun writes the folder of a run, with a report as upstream's e2e.test writes it.
-func writeRun(t *testing.T, title, cases string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for name, content := range map[string]string{
-		titleFile:      title,
-		"junit_01.xml": `<?xml version="1.0" encoding="UTF-8"?><testsuites><testsuite name="Kubernetes e2e suite">` + cases + `</testsuite></testsuites>`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+// spec returns the report of a test.
+func spec(name string, state types.SpecState, seconds float64, message string) types.SpecReport {
+	return types.SpecReport{
+		LeafNodeType: types.NodeTypeIt, ContainerHierarchyTexts: []string{"[sig-network] Services"}, LeafNodeText: name,
+		State: state, RunTime: time.Duration(seconds * float64(time.Second)), Failure: types.Failure{Message: message},
 	}
-	return dir
 }
 
 func TestTableOfSeveralRuns(t *testing.T) {
-	ours := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", `
-<testcase name="[SynchronizedBeforeSuite]" status="passed" time="1"></testcase>
-<testcase name="[It] [sig-network] Services should serve" status="passed" time="7.6"></testcase>
-<testcase name="[It] [sig-network] Services should fail at first" status="failed" time="3"><failure type="failed"></failure></testcase>
-<testcase name="[It] [sig-network] Services should need two zones" status="skipped" time="0.1"><skipped message="skipped - one zone"></skipped></testcase>
-<testcase name="[It] [sig-network] Services should not be in focus" status="skipped" time="0"><skipped message="skipped"></skipped></testcase>
-<testcase name="[It] [sig-network] Services should take long" status="interrupted" time="9"><error type="interrupted"></error></testcase>`)
-	again := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", `
-<testcase name="[It] [sig-network] Services should fail at first" status="passed" time="2.2"></testcase>
-<testcase name="[It] [sig-network] Services should serve" status="skipped" time="0.1"><skipped message="skipped - busy"></skipped></testcase>`)
-	theirs := writeRun(t, "Kubernetes v1.37.2 kube-proxy nftables", `
-<testcase name="[SynchronizedBeforeSuite]" status="failed" time="1"><failure type="failed"></failure></testcase>
-<testcase name="[It] [sig-network] Services should serve" status="failed" time="60"><failure type="failed"></failure></testcase>`)
+	const ours, theirs = "Kubernetes v1.37.2 nodeproxy nftables", "Kubernetes v1.37.2 kube-proxy nftables"
+	r := results{}
+	add := func(title string, specs ...types.SpecReport) {
+		r.addReports(title, []types.Report{{SpecReports: specs}})
+	}
+	add(ours,
+		types.SpecReport{LeafNodeType: types.NodeTypeSynchronizedBeforeSuite, State: types.SpecStatePassed},
+		spec("should serve", types.SpecStatePassed, 7.6, ""),
+		spec("should fail at first", types.SpecStateFailed, 3, "no answer"),
+		spec("should need two zones", types.SpecStateSkipped, 0.1, "one zone"),
+		spec("should not be in focus", types.SpecStateSkipped, 0, ""),
+		spec("should take long", types.SpecStateInterrupted, 9, "interrupted"))
+	add(ours,
+		spec("should fail at first", types.SpecStatePassed, 2.2, ""),
+		spec("should serve", types.SpecStateSkipped, 0.1, "busy"))
+	add(theirs,
+		types.SpecReport{LeafNodeType: types.NodeTypeSynchronizedBeforeSuite, State: types.SpecStateFailed},
+		spec("should serve", types.SpecStatePanicked, 1, "nil"))
 	var out bytes.Buffer
-	if err := table(&out, []string{theirs, ours, again}); err != nil {
+	if err := r.write(&out); err != nil {
 		t.Fatal(err)
 	}
 	want := `
@@ -54,22 +56,19 @@ test,Kubernetes v1.37.2 nodeproxy nftables,Kubernetes v1.37.2 kube-proxy nftable
 		t.Errorf("the table is\n%s\nwant\n%s", got, want)
 	}
 
-	// A table is input for another one, beside runs, which is input for a summary.
-	before := filepath.Join(t.TempDir(), "before.csv")
-	if err := os.WriteFile(before, out.Bytes(), 0o644); err != nil {
+	// Tables are input for another one and for a summary.
+	dir := t.TempDir()
+	before, later := filepath.Join(dir, "before.csv"), filepath.Join(dir, "later.csv")
+	passed := "test," + theirs + "\n[sig-network] Services should serve,60\n"
+	if err := errors.Join(os.WriteFile(before, out.Bytes(), 0o644), os.WriteFile(later, []byte(passed), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	later := writeRun(t, "Kubernetes v1.37.2 kube-proxy nftables", `
-<testcase name="[It] [sig-network] Services should serve" status="passed" time="60"></testcase>`)
-	out.Reset()
-	if err := table(&out, []string{before, later}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(before, out.Bytes(), 0o644); err != nil {
+	r, err := readResults([]string{before, later})
+	if err != nil {
 		t.Fatal(err)
 	}
 	out.Reset()
-	if err := summary(&out, before); err != nil {
+	if err := r.summary(&out); err != nil {
 		t.Fatal(err)
 	}
 	want = `
@@ -93,7 +92,11 @@ var update = flag.Bool("update", false, "rewrite the summary in README.md")
 // TestSummaryIsThatOfTheData compares the summary in README.md with testdata.
 func TestSummaryIsThatOfTheData(t *testing.T) {
 	var b strings.Builder
-	if err := summary(&b, "testdata/sig-network.csv"); err != nil {
+	r, err := readResults([]string{"testdata/sig-network.csv"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.summary(&b); err != nil {
 		t.Fatal(err)
 	}
 	const page, begin, end = "../README.md", "<!-- made by cluster -->\n", "<!-- end -->\n"
@@ -112,15 +115,5 @@ func TestSummaryIsThatOfTheData(t *testing.T) {
 		}
 	} else if written != b.String() {
 		t.Errorf("the summary in %s is not that of testdata; \"go test -run Summary . -update\" writes it:\n%s", page, &b)
-	}
-}
-
-func TestTableNeedsAReport(t *testing.T) {
-	dir := writeRun(t, "Kubernetes v1.37.2 nodeproxy nftables", "")
-	if err := os.Remove(filepath.Join(dir, "junit_01.xml")); err != nil {
-		t.Fatal(err)
-	}
-	if err := table(&bytes.Buffer{}, []string{dir}); err == nil || !strings.Contains(err.Error(), "no junit*.xml") {
-		t.Errorf("error %v, want one that names the missing report", err)
 	}
 }

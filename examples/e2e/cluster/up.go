@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,22 +38,10 @@ func inRole(role string, args ...string) *exec.Cmd {
 	}}
 }
 
-// settings are the settings of a cluster. Its processes receive them as JSON.
+// settings are the settings of a cluster. Its processes read them from a file, settings.json.
 type settings struct {
 	Dir, Version string
 	Nodes        int
-	// Up and Control are the PIDs of "up" and of the cluster's process 1. Only the file has them.
-	Up, Control int
-}
-
-// cacheInside is the path of the cache folder in the cluster's mount namespace, in which
-// mounts cover other folders.
-const cacheInside = "/mnt"
-
-// inside returns the settings for processes in the cluster's mount namespace.
-func (s settings) inside() settings {
-	s.Dir = cacheInside
-	return s
 }
 
 func (s settings) bin(name ...string) string {
@@ -73,16 +60,18 @@ func (s settings) log(name string) string { return filepath.Join(s.Dir, "logs", 
 // that kubelet's configuration uses.
 const cgroup = "/proxier-cluster"
 
-func (s settings) json() string {
-	b, err := json.Marshal(s)
+// running returns the settings of a cluster that is up.
+func running(dir string) (s settings, err error) {
+	b, err := os.ReadFile(settings{Dir: dir}.state("settings.json"))
 	if err != nil {
-		panic(err) // all fields can be encoded
+		return s, fmt.Errorf("no cluster is up: %w", err)
 	}
-	return string(b)
+	return s, json.Unmarshal(b, &s)
 }
 
-func parseSettings(text string) (s settings, err error) {
-	return s, json.Unmarshal([]byte(text), &s)
+// writePID stores the PID of process 1 of a node or of "control", as the PID namespace around it counts.
+func (s settings) writePID(place string, pid int) error {
+	return os.WriteFile(s.state(place+".pid"), []byte(strconv.Itoa(pid)), 0o644)
 }
 
 // up runs a cluster until ctx ends.
@@ -101,7 +90,10 @@ func up(ctx context.Context, o options) error {
 	}
 	s.remove()
 	defer s.remove()
-	if err := errors.Join(os.MkdirAll(s.state(), 0o755), os.RemoveAll(s.log("")), os.MkdirAll(s.log(""), 0o755)); err != nil {
+	text, err := json.Marshal(s)
+	err = errors.Join(err, os.MkdirAll(s.state(), 0o755), os.RemoveAll(s.log("")), os.MkdirAll(s.log(""), 0o755),
+		os.WriteFile(s.state("settings.json"), text, 0o644))
+	if err != nil {
 		return err
 	}
 	log, err := os.Create(s.log("control.log"))
@@ -109,14 +101,13 @@ func up(ctx context.Context, o options) error {
 		return err
 	}
 	defer log.Close()
-	cmd := inRole("control", s.json())
+	cmd := inRole("control", s.Dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, log
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { cmd.Process.Kill() })()
-	s.Up, s.Control = os.Getpid(), cmd.Process.Pid
-	if err := os.WriteFile(s.state("settings.json"), []byte(s.json()), 0o644); err != nil {
+	if err := s.writePID("control", cmd.Process.Pid); err != nil {
 		cmd.Process.Kill()
 	}
 	// Wait returns when every process of the PID namespace has ended.
@@ -148,35 +139,15 @@ func (s settings) remove() {
 	}
 }
 
-// down stops a cluster.
-func down(o options) error {
-	s, err := o.running()
-	for err == nil {
-		if err = syscall.Kill(s.Up, syscall.SIGTERM); errors.Is(err, syscall.ESRCH) {
-			return nil
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return err
-}
-
-// running returns the settings of a cluster that is up.
-func (o options) running() (settings, error) {
-	b, err := os.ReadFile(settings{Dir: o.dir}.state("settings.json"))
-	if err != nil {
-		return settings{}, fmt.Errorf("no cluster is up: %w", err)
-	}
-	return parseSettings(string(b))
-}
-
 // command returns a command that runs in the namespaces of a node, or of "control". The kernel kills
 // the command when this process ends: first nsenter, and then its child. Pdeathsig of Go's os/exec alone
 // would not reach the child.
 func (s settings) command(ctx context.Context, place string, args ...string) *exec.Cmd {
-	proc := filepath.Join("/proc", strconv.Itoa(s.Control))
+	first, _ := os.ReadFile(s.state("control.pid")) // without a process, nsenter finds no namespaces
+	proc := filepath.Join("/proc", string(first))
 	if place != "control" {
 		// The node's PID belongs to the cluster's PID namespace. control has that namespace's /proc.
-		pid, _ := os.ReadFile(s.state(place, "pid")) // without a node, nsenter finds no namespaces
+		pid, _ := os.ReadFile(s.state(place + ".pid"))
 		proc = filepath.Join(proc, "root/proc", string(pid))
 	}
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{
@@ -184,12 +155,12 @@ func (s settings) command(ctx context.Context, place string, args ...string) *ex
 		"setpriv", "--pdeathsig", "KILL",
 	}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Dir, cmd.Env = "/", s.inside().environment()
+	cmd.Dir, cmd.Env = "/", s.environment()
 	return cmd
 }
 
 // environment returns the environment of commands in the cluster, with paths of the
-// cluster's programs and kubeconfig. s must be the settings for the inside.
+// cluster's programs and kubeconfig.
 func (s settings) environment() []string {
 	return []string{
 		"PATH=" + s.bin() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

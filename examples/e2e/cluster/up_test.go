@@ -18,18 +18,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if pid, ok := strings.CutPrefix(os.Args[0], "enter "); ok {
-		enter(pid)
+	if dir, ok := strings.CutPrefix(os.Args[0], "enter "); ok {
+		enter(dir)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// enter runs a shell with a child in the namespaces of a "cluster", as command "test" runs Ginkgo. pid is
-// the cluster's process 1.
-func enter(pid string) {
-	first, _ := strconv.Atoi(pid)
-	cmd := settings{Control: first}.command(context.Background(), "control", "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "hostname; sleep 1000 & wait")
+// enter runs a shell with a child in the namespaces of a "cluster", as command "test" runs Ginkgo. dir is
+// the cluster's folder.
+func enter(dir string) {
+	cmd := settings{Dir: dir}.command(context.Background(), "control", "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "hostname; sleep 1000 & wait")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -39,7 +38,11 @@ func enter(pid string) {
 // A killed command "test" must leave neither tests nor a test's processes running.
 func TestKilledStarterEndsItsCommands(t *testing.T) {
 	first := newNamespaces(t)
-	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"enter " + strconv.Itoa(first)}, Stderr: os.Stderr}
+	s := settings{Dir: t.TempDir()}
+	if err := errors.Join(os.Mkdir(s.state(), 0o755), s.writePID("control", first)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"enter " + s.Dir}, Stderr: os.Stderr}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
