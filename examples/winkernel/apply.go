@@ -15,17 +15,16 @@ import (
 
 // apply is one call of Backend.Apply. It does not use a [driver.Driver], which keeps everything that a failed
 // Service had. If the service refuses one load balancer, for example because another program has the port,
-// the other load balancers of the Service change, and endpoints go that none of them has.
+// the other load balancers of the Service change, and endpoints go that none of them has or wants.
 type apply struct {
-	*Backend
-	ctx  context.Context
-	full bool
+	*state
+	backend *Backend
+	ctx     context.Context
+	full    bool
 	// failed holds the errors of Services that fail alone, and those of Services that wait.
 	failed map[tracker.Key]error
-	// uncertain is set after a write whose outcome is unknown.
-	uncertain bool
-	// listed and readNetwork are set once the endpoints and the network were read in this call.
-	listed, readNetwork bool
+	// listed and networkRead are set once the endpoints and the network were read in this call.
+	listed, networkRead bool
 }
 
 // run brings the changes into effect. Endpoints come before the load balancers that use them
@@ -33,20 +32,23 @@ type apply struct {
 // the steps of its Service: its other load balancers follow the change. An error means that the
 // rest was not done.
 func (a *apply) run(changes []ruleset.Change) error {
-	a.listed, a.readNetwork = a.full, a.full
+	a.listed, a.networkRead = a.full, a.full
 	plans := make([][]wanted, len(changes))
 	for i := range changes {
 		c := &changes[i]
 		delete(a.waiting, c.Key)
+		for f := range a.services.Items(c.Key) {
+			a.services.Release(c.Key, f)
+		}
 		if c.New == nil || !a.config.serves(c.Key.Family) {
 			continue
 		}
 		if err := a.learnSubnets(c.New); err != nil {
 			return err
 		}
-		plans[i] = a.planner().plan(c.New)
+		plans[i] = a.plan(c.New)
 		for _, w := range plans[i] {
-			a.lbs.Claim(c.Key, w.settings.Frontend)
+			a.services.Claim(c.Key, w.Frontend)
 		}
 	}
 	if a.full {
@@ -60,13 +62,6 @@ func (a *apply) run(changes []ruleset.Change) error {
 		}
 		if err := a.write(changes[i].Key, plan); err != nil {
 			return err
-		}
-	}
-	for i, plan := range plans {
-		for f := range a.lbs.Items(changes[i].Key) {
-			if !slices.ContainsFunc(plan, func(w wanted) bool { return w.settings.Frontend == f }) {
-				a.lbs.Release(changes[i].Key, f)
-			}
 		}
 	}
 	err := a.sweep()
@@ -83,71 +78,64 @@ func concernsAll(err error) bool { return errors.Is(err, ErrNotRunning) || error
 // wrote returns the error of a call that writes. The outcome is unknown then, unless the service
 // refused to write.
 func (a *apply) wrote(err error) error {
-	a.uncertain = a.uncertain || !errors.Is(err, ErrExists) && !errors.Is(err, ErrInvalidAddr)
+	if !errors.Is(err, ErrExists) && !errors.Is(err, ErrInvalidAddr) {
+		a.backend.state = nil
+	}
 	return err
 }
 
 // learnSubnets reads an overlay's network again if it does not know an endpoint of the Service:
 // a node may have joined.
 func (a *apply) learnSubnets(s *ruleset.Port) error {
-	if a.readNetwork || a.state.network.Type != Overlay {
-		return nil
-	}
-	p := a.planner()
-	if !slices.ContainsFunc(s.Selection.Reachable, func(e *tracker.Endpoint) bool {
-		_, known := a.state.network.provider(e.Addr.Addr())
-		return !known && !p.local(e)
+	if a.networkRead || a.network.Type != Overlay || !slices.ContainsFunc(s.Selection.Reachable, func(e *tracker.Endpoint) bool {
+		_, known := a.network.provider(e.Addr.Addr())
+		return !known && !a.local(e)
 	}) {
 		return nil
 	}
-	n, err := a.config.HNS.Network(a.config.Network)
-	if err == nil && n.ID != a.state.network.ID {
-		err = fmt.Errorf("%w: it was replaced", ErrNotFound)
+	n, err := a.config.readNetwork()
+	if err == nil && n.ID != a.network.ID {
+		err = fmt.Errorf("winkernel: network %q was replaced: %w", n.Name, ErrNotFound)
 	}
 	if err != nil {
-		a.uncertain = true
-		return fmt.Errorf("winkernel: cannot read network %q: %w", a.config.Network, err)
+		a.backend.state = nil
+		return err
 	}
-	a.state.network, a.readNetwork = n, true
+	a.network, a.networkRead = n, true
 	return nil
 }
 
 // beginFull makes the source VIP of an overlay and deletes endpoints for pods that moved to
 // another node.
 func (a *apply) beginFull() error {
-	if a.state.network.Type != Overlay {
+	if a.network.Type != Overlay {
 		return nil
 	}
-	p := a.planner()
-	if a.state.at[a.config.SourceVIP].local == "" {
-		if err := a.createEndpoint(p.sourceEndpoint()); err != nil {
+	if a.at[a.config.SourceVIP].local == "" {
+		if err := a.createEndpoint(a.sourceEndpoint()); err != nil {
 			return err
 		}
 	}
-	for _, e := range a.state.endpoints {
-		if !p.isRemotePod(&e) || p.remoteEndpoint(e.Addrs[0]).Provider == e.Provider {
+	a.waiting[tracker.Key{}] = []netip.Addr{a.config.SourceVIP}
+	for _, e := range a.endpoints {
+		if !a.isRemotePod(&e) || a.remoteEndpoint(e.Addrs[0]).Provider == e.Provider {
 			continue
 		}
 		// The service refuses a second endpoint with the address.
-		if err := a.withdraw(e); err != nil {
+		for _, lb := range a.lbs {
+			if !slices.Contains(lb.Endpoints, e.ID) {
+				continue
+			}
+			lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
+			if err := a.put(lb); err != nil {
+				return err
+			}
+		}
+		if err := a.deleteEndpoint(e); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// withdraw deletes an endpoint that load balancers may have.
-func (a *apply) withdraw(e Endpoint) error {
-	for _, lb := range a.state.lbs {
-		if !slices.Contains(lb.Endpoints, e.ID) {
-			continue
-		}
-		lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
-		if err := a.put(lb); err != nil {
-			return err
-		}
-	}
-	return a.deleteEndpoint(e)
 }
 
 // write makes the endpoints and load balancers of a Service. It returns errors that concern more than the Service.
@@ -155,17 +143,19 @@ func (a *apply) write(k tracker.Key, plan []wanted) error {
 	var errs []error
 	var missing []netip.Addr
 	for i := range plan {
-		lb := plan[i].settings
-		ids, without, err := a.resolve(&plan[i])
+		w := &plan[i]
+		without, err := a.resolve(w)
 		missing = append(missing, without...)
 		if err == nil {
-			lb.Endpoints = ids
-			err = a.put(lb)
+			err = a.put(w.LoadBalancer)
 		}
 		if concernsAll(err) {
 			return err
 		}
-		errs = append(errs, err)
+		if err != nil { // the next try needs no new endpoints
+			a.claim(w.Frontend, w.Endpoints)
+			errs = append(errs, err)
+		}
 	}
 	slices.SortFunc(missing, netip.Addr.Compare)
 	if missing = slices.Compact(missing); len(missing) != 0 {
@@ -180,92 +170,82 @@ func (a *apply) write(k tracker.Key, plan []wanted) error {
 			late = append(late, addr)
 		}
 	}
-	if len(host) != 0 && a.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(host)) &&
+	if len(host) != 0 && a.backend.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "pods in the host network of this node are left out of load balancers: HNS has no endpoint at the node's address", "addresses", fmt.Sprint(host)) &&
 		a.config.Trace != nil && a.config.Trace.LeftOut != nil {
 		a.config.Trace.LeftOut(k, host)
 	}
 	if len(late) != 0 {
 		errs = append(errs, &WaitingError{late})
 	}
-	if err := errors.Join(errs...); err != nil {
-		a.failed[k] = err
+	if len(errs) != 0 {
+		a.failed[k] = errors.Join(errs...)
 	}
 	return nil
 }
 
-// resolve returns the IDs of a load balancer's endpoints, and the addresses of those that the service does not have and the
+// resolve sets the endpoints of a load balancer. It returns the addresses of those that the service does not have and the
 // network plugin makes or deletes. It makes those of other nodes.
-func (a *apply) resolve(w *wanted) (ids []string, missing []netip.Addr, err error) {
-	if w.root {
-		if a.state.root == "" {
-			return nil, nil, nil // Check notices it
+func (a *apply) resolve(w *wanted) (missing []netip.Addr, err error) {
+	if w.Purpose == HealthCheck {
+		if a.root != "" { // or else Check notices it
+			w.Endpoints = []string{a.root}
 		}
-		return []string{a.state.root}, nil, nil
+		return nil, nil
 	}
-	if w.settings.Purpose == ClusterIP && a.state.network.Type == Overlay {
-		if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
-			return nil, nil, err
+	if w.Purpose == ClusterIP && a.network.Type == Overlay {
+		if _, err := a.remote(a.vipEndpoint(w.Frontend.VIP)); err != nil {
+			return nil, err
 		}
 	}
 	for _, e := range w.pool {
 		switch id, err := a.endpoint(e); {
 		case err != nil:
-			return nil, missing, err
+			return missing, err
 		case id != "":
-			ids = append(ids, id)
+			w.Endpoints = append(w.Endpoints, id)
 		default:
 			missing = append(missing, e.Addr.Addr())
 		}
 	}
-	slices.Sort(ids)
-	return slices.Compact(ids), missing, nil
+	slices.Sort(w.Endpoints)
+	w.Endpoints = slices.Compact(w.Endpoints)
+	return missing, nil
 }
 
 // endpoint returns the ID of an endpoint. It returns "" for a pod of this node whose endpoint
 // the network plugin has not made, and for one of another node whose address still belongs to
 // a pod here.
 func (a *apply) endpoint(e *tracker.Endpoint) (string, error) {
-	addr, local := e.Addr.Addr(), a.planner().local(e)
-	if local && a.state.at[addr].local == "" || !local && a.state.at[addr].local != "" && e.Node != "" {
-		if err := a.list(); err != nil {
+	addr, local := e.Addr.Addr(), a.local(e)
+	if there := a.at[addr].local != ""; there != local && (local || e.Node != "") && !a.listed {
+		if err := a.readEndpoints(); err != nil {
+			a.backend.state = nil
 			return "", err
 		}
+		a.listed = true
 	}
-	at := a.state.at[addr]
+	at := a.at[addr]
 	switch {
 	case local, at.local != "" && e.Node == "":
 		return at.local, nil
 	case at.local != "":
 		return "", nil
 	}
-	return a.remote(a.planner().remoteEndpoint(addr))
-}
-
-// list reads the endpoints of the service, unless this call of Apply did.
-func (a *apply) list() error {
-	if a.listed {
-		return nil
-	}
-	if err := a.state.readEndpoints(&a.config); err != nil {
-		a.uncertain = true
-		return err
-	}
-	a.listed = true
-	return nil
+	return a.remote(a.remoteEndpoint(addr))
 }
 
 // remote returns the ID of the remote endpoint with the address of e, and makes e if there is
 // none.
 func (a *apply) remote(e Endpoint) (string, error) {
 	addr := e.Addrs[0]
-	if id := a.state.at[addr].remote; id != "" {
+	if id := a.at[addr].remote; id != "" {
 		return id, nil
 	}
-	for try := uint32(0); e.MAC == "" || hasRemoteMAC(e.MAC) && a.state.macs[e.MAC] > 0 && addr.Is6(); try++ {
+	for try := uint32(0); e.MAC == "" || hasRemoteMAC(e.MAC) && a.macs[e.MAC] > 0 && addr.Is6(); try++ {
 		e.MAC = remoteMAC(addr, try)
 	}
 	err := a.createEndpoint(e)
-	return a.state.at[addr].remote, err
+	return a.at[addr].remote, err
 }
 
 func (a *apply) createEndpoint(e Endpoint) error {
@@ -273,7 +253,7 @@ func (a *apply) createEndpoint(e Endpoint) error {
 	if err != nil {
 		return fmt.Errorf("cannot create endpoint %v: %w", e.Addrs[0], a.wrote(err))
 	}
-	a.state.add(made)
+	a.add(made)
 	return nil
 }
 
@@ -281,105 +261,82 @@ func (a *apply) deleteEndpoint(e Endpoint) error {
 	if err := a.config.HNS.DeleteEndpoint(e.ID); err != nil && !errors.Is(err, ErrNotFound) {
 		return fmt.Errorf("cannot delete endpoint %v: %w", e.Addrs[0], a.wrote(err))
 	}
-	a.state.remove(e.ID)
+	a.remove(e)
 	return nil
 }
 
 // put makes the service have a load balancer. One without endpoints is deleted: it would
-// only hold the port.
+// only hold the port. One is changed in place, or deleted and made again if the service can do no better.
 func (a *apply) put(lb LoadBalancer) error {
-	old, ok := a.state.lbs[lb.Frontend]
+	old, ok := a.lbs[lb.Frontend]
 	lb.ID = old.ID
 	switch {
 	case len(lb.Endpoints) == 0:
 		return a.deleteLoadBalancer(lb.Frontend)
 	case ok && old.equal(&lb):
-		a.state.setLB(lb) // with its Purpose, which was not read
+		a.setLB(lb) // with its Purpose, which was not read
 		return nil
-	case ok:
-		return a.change(lb)
-	}
-	return a.createLoadBalancer(lb)
-}
-
-// change changes a load balancer in place, or deletes it and makes it again if the service can
-// do no better.
-func (a *apply) change(lb LoadBalancer) error {
-	if !a.replaces {
+	case ok && !a.backend.replaces:
 		has, err := a.config.HNS.ModifyLoadBalancer(lb)
 		switch {
 		case err == nil && has.equal(&lb):
-			a.state.setLB(lb)
+			a.setLB(lb)
 			return nil
 		case err == nil: // HNS 15.4 accepts and does nothing (kubernetes/kubernetes#131466)
 		case !errors.Is(err, ErrNotImplemented):
 			return a.config.failed(Modify, lb, a.wrote(err))
 		}
-		a.replaces = true
+		a.backend.replaces = true
 		a.config.Log.Warn("this version of Windows cannot modify load balancers: changed ones are deleted and created, which interrupts their Services for a moment")
 	}
 	if err := a.deleteLoadBalancer(lb.Frontend); err != nil {
 		return err
 	}
-	return a.createLoadBalancer(lb)
-}
-
-func (a *apply) createLoadBalancer(lb LoadBalancer) error {
 	made, err := a.config.HNS.CreateLoadBalancer(lb)
 	if err != nil {
 		return a.config.failed(Create, lb, a.wrote(err))
 	}
 	lb.ID = made.ID
-	a.state.setLB(lb)
-	a.lbs.Installed(lb.Frontend)
+	a.setLB(lb)
 	return nil
 }
 
+// deleteLoadBalancer deletes a load balancer, if the service has it.
 func (a *apply) deleteLoadBalancer(f Frontend) error {
-	lb, ok := a.state.lbs[f]
-	if !ok {
-		return nil
+	if lb, ok := a.lbs[f]; ok {
+		if err := a.config.HNS.DeleteLoadBalancer(lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
+			return a.config.failed(Delete, lb, a.wrote(err))
+		}
 	}
-	if err := a.config.HNS.DeleteLoadBalancer(lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
-		return a.config.failed(Delete, lb, a.wrote(err))
-	}
-	a.state.deleteLB(f)
+	a.deleteLB(f)
 	return nil
 }
 
-// sweep deletes the load balancers that no Service wants, and then the remote endpoints that lost their last load balancer.
-// After a full read these are all that no load balancer has. One whose change failed has its endpoints until the change
-// succeeds. It continues after an error.
+// sweep deletes the load balancers that no Service wants, and then the remote endpoints that no load balancer
+// has or wants. It continues after an error.
 func (a *apply) sweep() error {
 	var errs []error
-	for f := range a.lbs.Unused() {
+	for f := range a.services.Unused() {
 		if err := a.ctx.Err(); err != nil {
 			return err
 		}
-		if err := a.deleteLoadBalancer(f); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		a.lbs.Removed(f)
+		errs = append(errs, a.deleteLoadBalancer(f))
 	}
-	for _, id := range a.state.broken {
+	for _, id := range a.broken {
 		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
 			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, a.wrote(err)))
 		}
 	}
-	a.state.broken = nil
-	for id := range a.state.idle {
-		e, ok := a.state.endpoints[id]
-		if ok && a.planner().owns(&e) && !a.state.inUse(&e, a.planner().isVIP(&e)) {
-			if err := a.ctx.Err(); err != nil {
-				return err
-			}
-			if err := a.deleteEndpoint(e); err != nil {
-				errs = append(errs, err)
-				continue
-			}
+	a.broken = nil
+	for id := range a.users.Unused() {
+		if err := a.ctx.Err(); err != nil {
+			return err
 		}
-		delete(a.state.idle, id)
+		if e, ok := a.endpoints[id]; ok && a.owns(&e) {
+			errs = append(errs, a.deleteEndpoint(e))
+		} else {
+			a.users.Removed(id)
+		}
 	}
 	return errors.Join(errs...)
 }

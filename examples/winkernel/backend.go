@@ -13,7 +13,6 @@ import (
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
-	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -29,12 +28,7 @@ type Backend struct {
 	state   *state
 	started bool
 	// replaces is set once the service turned out to be unable to modify load balancers.
-	replaces bool
-	// lbs records which Services use a load balancer.
-	lbs driver.Ledger[tracker.Key, Frontend]
-	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
-	// or delete one, and those of pods that are left out until there is an endpoint.
-	waiting    map[tracker.Key][]netip.Addr
+	replaces   bool
 	complaints *complaint.Log
 }
 
@@ -97,16 +91,13 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		if err != nil {
 			return err
 		}
-		b.adopt(s)
+		b.state = s
 	}
 	if b.state == nil {
 		return ruleset.ErrNeedFull
 	}
-	a := &apply{Backend: b, ctx: ctx, full: d.Full, failed: map[tracker.Key]error{}}
+	a := &apply{state: b.state, backend: b, ctx: ctx, full: d.Full, failed: map[tracker.Key]error{}}
 	err := a.run(d.Changes)
-	if a.uncertain {
-		b.state = nil
-	}
 	switch {
 	case err != nil && errors.Is(err, ErrNotFound):
 		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
@@ -115,16 +106,6 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	return err
 }
-
-// adopt takes over the state of the service and forgets which Services use it.
-func (b *Backend) adopt(s *state) {
-	b.state, b.waiting, b.lbs = s, map[tracker.Key][]netip.Addr{}, driver.Ledger[tracker.Key, Frontend]{}
-	for f := range s.lbs {
-		b.lbs.Installed(f)
-	}
-}
-
-func (b *Backend) planner() planner { return planner{&b.config, &b.state.network} }
 
 // WaitingError means that a Service is in effect without some of its endpoints, because the
 // node's network plugin has not yet made their HNS endpoints, or not yet deleted old ones.
@@ -167,7 +148,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	what, family := b.state.differs(now, b.planner(), b.waiting)
+	what, family := b.state.differs(now)
 	if what == "" {
 		return nil
 	}

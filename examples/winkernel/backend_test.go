@@ -411,6 +411,12 @@ func TestEndpointStaysWhileALoadBalancerHasIt(t *testing.T) {
 	if eps, _ := c.hns.Endpoints(); len(eps) != 1 || len(c.hns.Mistakes()) != 0 {
 		t.Errorf("endpoints are %v; mistakes %v", eps, c.hns.Mistakes())
 	}
+	refuse = true
+	_ = c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{0: service(0, "10.244.2.4:80")}))
+	refuse = false
+	if got, want := c.apply(t, false, c.old), map[fakehns.Call]int{fakehns.ModifyLoadBalancer: 1}; !equal(got, want) {
+		t.Errorf("the retry of a refused change took %v, want %v", got, want)
+	}
 }
 
 // choosy is a service that refuses some load balancers.

@@ -177,9 +177,9 @@ func (c *Config) probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	n, err := c.HNS.Network(c.Network)
+	n, err := c.readNetwork()
 	if err != nil {
-		return fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
+		return err
 	}
 	if err := c.forNetwork(&n); err != nil {
 		return err

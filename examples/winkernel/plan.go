@@ -1,6 +1,7 @@
 package winkernel
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -13,62 +14,66 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// wanted is a load balancer that a Service needs. Its endpoints are addresses, because the
-// service's IDs are not part of a plan.
+// wanted is a load balancer that a Service needs. It has no ID, and Endpoints are not part of a plan.
 type wanted struct {
-	// settings has no Endpoints and no ID.
-	settings LoadBalancer
-	// pool holds the endpoints, all with the port settings.InternalPort. It is empty if root
-	// is set.
+	LoadBalancer
+	// pool holds the endpoints, all with the port InternalPort. That of a health check is empty: its endpoint is
+	// the root endpoint.
 	pool []*tracker.Endpoint
-	// root means that the only endpoint is the root endpoint.
-	root bool
 }
 
 // planner turns compiled Services into load balancers. It is pure.
 type planner struct {
 	config  *Config
-	network *Network
+	network Network
 }
 
 // plan returns the load balancers of a Service, at most one for each Frontend.
-func (p planner) plan(s *ruleset.Port) []wanted {
+func (p *planner) plan(s *ruleset.Port) []wanted {
 	out := make([]wanted, 0, len(s.Frontends))
 	source := p.sourceVIP(s)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		pool := p.pool(s, f)
-		if len(pool) == 0 {
-			continue // the service cannot reject
+		w := p.balancer(s, f)
+		served := len(w.pool) != 0 // the service cannot reject
+		if served {
+			w.InternalPort, w.pool = onePort(w.pool)
+			w.ClientAffinity, w.SourceVIP = s.Spec.Affinity != 0, source
+			out = append(out, w)
 		}
-		w := wanted{settings: LoadBalancer{
-			Frontend:       Frontend{f.Addr, f.Port, s.Key.Protocol, s.Key.Family},
-			ClientAffinity: s.Spec.Affinity != 0,
-			SourceVIP:      source,
-		}}
-		w.settings.Purpose, w.settings.DSR, w.settings.Flags = p.properties(s, f)
-		w.settings.InternalPort, w.pool = onePort(pool)
-		out = append(out, w)
+		if check, ok := p.healthCheck(s, f); ok && !(served && check.Frontend == w.Frontend) {
+			out = append(out, check)
+		}
 	}
-	return p.addHealthChecks(out, s)
+	return out
 }
 
-// pool returns the endpoints of new connections to a frontend.
-func (p planner) pool(s *ruleset.Port, f *ruleset.Frontend) []*tracker.Endpoint {
+// balancer returns the load balancer of a frontend without its port and source address.
+func (p *planner) balancer(s *ruleset.Port, f *ruleset.Frontend) wanted {
+	w := wanted{pool: s.Pool(f.Target), LoadBalancer: LoadBalancer{
+		Frontend: Frontend{f.Addr, f.Port, s.Key.Protocol, s.Key.Family},
+		Purpose:  ExternalIP, DSR: s.Spec.ExternalLocal, Flags: VIPExternalIP,
+	}}
 	switch {
 	case f.Kind == ruleset.KindClusterIP:
-		return s.Pool(f.Internal)
-	case preserves(s, f):
-		return s.Selection.Local
+		w.Purpose, w.DSR, w.Flags, w.pool = ClusterIP, p.config.DSR, 0, s.Pool(f.Internal)
+	case f.Kind == ruleset.KindNodePort:
+		w.Purpose, w.Flags = NodePort, LocalRoutedVIP|VIPExternalIP
+		if preserves(s) {
+			w.pool = s.Selection.Local
+		}
+	case isIngress(s, f):
+		w.Purpose = IngressIP
+		if preserves(s) {
+			w.DSR, w.Flags, w.pool = true, VIPExternalIP|UseMux|PreserveDIP, s.Selection.Local
+		}
 	}
-	return s.Pool(f.Target)
+	return w
 }
 
-// preserves reports whether the annotation PreserveDestination applies to a frontend. It means
-// that traffic keeps its destination and uses endpoints of this node only.
-func preserves(s *ruleset.Port, f *ruleset.Frontend) bool {
-	return preserve{}.Equal(s.Spec.Ext) && (f.Kind == ruleset.KindNodePort || isIngress(s, f))
-}
+// preserves reports whether a Service has the annotation PreserveDestination. It means that traffic of node ports
+// and load-balancer IPs keeps its destination and uses endpoints of this node only.
+func preserves(s *ruleset.Port) bool { return preserve{}.Equal(s.Spec.Ext) }
 
 // isIngress reports whether a frontend is a load-balancer IP, even if it is an external IP as
 // well.
@@ -76,20 +81,20 @@ func isIngress(s *ruleset.Port, f *ruleset.Frontend) bool {
 	return f.Kind == ruleset.KindLoadBalancerIP || f.Kind == ruleset.KindExternalIP && slices.Contains(s.Spec.LoadBalancerIPs, f.Addr)
 }
 
-// properties returns what a frontend's load balancer serves, whether it uses direct server
-// return, and its flags.
-func (p planner) properties(s *ruleset.Port, f *ruleset.Frontend) (what Purpose, dsr bool, flags PortFlags) {
-	switch {
-	case f.Kind == ruleset.KindClusterIP:
-		return ClusterIP, p.config.DSR, 0
-	case f.Kind == ruleset.KindNodePort:
-		return NodePort, s.Spec.ExternalLocal, LocalRoutedVIP | VIPExternalIP
-	case preserves(s, f):
-		return IngressIP, true, VIPExternalIP | UseMux | PreserveDIP
-	case isIngress(s, f):
-		return IngressIP, s.Spec.ExternalLocal, VIPExternalIP
+// healthCheck returns the load balancer that forwards health checks of a load-balancer IP to the node.
+func (p *planner) healthCheck(s *ruleset.Port, f *ruleset.Frontend) (wanted, bool) {
+	port := cmp.Or(s.Spec.HealthCheckNodePort, p.config.HealthzPort)
+	w := wanted{LoadBalancer: LoadBalancer{
+		Frontend:     Frontend{f.Addr, port, v1.ProtocolTCP, s.Key.Family},
+		InternalPort: port, Purpose: HealthCheck,
+	}}
+	if p.network.Type == Overlay {
+		w.SourceVIP = p.config.SourceVIP
 	}
-	return ExternalIP, s.Spec.ExternalLocal, VIPExternalIP
+	if preserves(s) {
+		w.Flags = UseMux | PreserveDIP
+	}
+	return w, p.config.ForwardHealthCheckVIP && port != 0 && isIngress(s, f)
 }
 
 // onePort returns the endpoints of a pool that share one port, and that port: a load balancer
@@ -115,7 +120,7 @@ func onePort(pool []*tracker.Endpoint) (uint16, []*tracker.Endpoint) {
 
 // sourceVIP returns the source address of a Service's connections to remote endpoints. Nodes,
 // and endpoints that the network does not know, cannot answer to the configured address.
-func (p planner) sourceVIP(s *ruleset.Port) netip.Addr {
+func (p *planner) sourceVIP(s *ruleset.Port) netip.Addr {
 	if p.network.Type != Overlay {
 		return netip.Addr{}
 	}
@@ -131,44 +136,19 @@ func (p planner) sourceVIP(s *ruleset.Port) netip.Addr {
 	return p.config.SourceVIP
 }
 
-func (p planner) local(e *tracker.Endpoint) bool { return e.IsLocal(p.config.Node) }
-
-// addHealthChecks adds the load balancers that forward health checks of load-balancer IPs to
-// the node, unless a frontend of the Service has the port.
-func (p planner) addHealthChecks(out []wanted, s *ruleset.Port) []wanted {
-	if !p.config.ForwardHealthCheckVIP {
-		return out
+// families returns the family of a single-stack node, and 0 for both.
+func (p *planner) families() tracker.Family {
+	if len(p.config.NodeIPs) == 1 {
+		return tracker.FamilyOf(p.config.NodeIPs[0])
 	}
-	port := s.Spec.HealthCheckNodePort
-	if port == 0 {
-		port = p.config.HealthzPort
-	}
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		if port == 0 || !isIngress(s, f) {
-			continue
-		}
-		w := wanted{root: true, settings: LoadBalancer{
-			Frontend:     Frontend{f.Addr, port, v1.ProtocolTCP, s.Key.Family},
-			InternalPort: port, Purpose: HealthCheck,
-		}}
-		if slices.ContainsFunc(out, func(o wanted) bool { return o.settings.Frontend == w.settings.Frontend }) {
-			continue
-		}
-		if p.network.Type == Overlay {
-			w.settings.SourceVIP = p.config.SourceVIP
-		}
-		if (preserve{}).Equal(s.Spec.Ext) {
-			w.settings.Flags = UseMux | PreserveDIP
-		}
-		out = append(out, w)
-	}
-	return out
+	return 0
 }
+
+func (p *planner) local(e *tracker.Endpoint) bool { return e.IsLocal(p.config.Node) }
 
 // remoteEndpoint returns the endpoint to make for a pod of another node. The caller chooses
 // the MAC.
-func (p planner) remoteEndpoint(a netip.Addr) Endpoint {
+func (p *planner) remoteEndpoint(a netip.Addr) Endpoint {
 	e := Endpoint{Network: p.network.ID, Addrs: []netip.Addr{a}, Remote: true}
 	if p.network.Type == Overlay {
 		var ok bool
@@ -180,25 +160,25 @@ func (p planner) remoteEndpoint(a netip.Addr) Endpoint {
 }
 
 // vipEndpoint returns the endpoint of a cluster IP, which an overlay needs.
-func (p planner) vipEndpoint(a netip.Addr) Endpoint {
+func (p *planner) vipEndpoint(a netip.Addr) Endpoint {
 	return Endpoint{Network: p.network.ID, Addrs: []netip.Addr{a}, Remote: true, MAC: p.config.HostMAC, Provider: p.config.NodeIPs[0]}
 }
 
 // sourceEndpoint returns the endpoint of the source VIP, which an overlay needs.
-func (p planner) sourceEndpoint() Endpoint {
+func (p *planner) sourceEndpoint() Endpoint {
 	return Endpoint{Network: p.network.ID, Addrs: []netip.Addr{p.config.SourceVIP}, MAC: p.config.HostMAC}
 }
 
 // owns reports whether a Backend, or kube-proxy, made e and Cleanup deletes it.
-func (p planner) owns(e *Endpoint) bool { return p.isRemotePod(e) || p.isVIP(e) }
+func (p *planner) owns(e *Endpoint) bool { return p.isRemotePod(e) || p.isVIP(e) }
 
 // isRemotePod reports whether e is an endpoint that a Backend made for a pod of another node.
-func (p planner) isRemotePod(e *Endpoint) bool {
+func (p *planner) isRemotePod(e *Endpoint) bool {
 	return e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 && hasRemoteMAC(e.MAC)
 }
 
 // isVIP reports whether e is an endpoint that a Backend made for a cluster IP.
-func (p planner) isVIP(e *Endpoint) bool {
+func (p *planner) isVIP(e *Endpoint) bool {
 	return p.network.Type == Overlay && e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 &&
 		e.MAC == p.config.HostMAC && e.Provider == p.config.NodeIPs[0]
 }

@@ -1,33 +1,35 @@
 package winkernel
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state holds the service's objects: read from it, and kept up to date by a Backend's own writes.
+// state holds the service's objects and their users: read from it, and kept up to date by a Backend's own writes.
 type state struct {
-	network   Network
+	planner
 	endpoints map[string]Endpoint
 	at        map[netip.Addr]addressed
-	lbs       map[Frontend]LoadBalancer
-	// uses and vips count the load balancers by endpoint ID and by address.
-	uses map[string]int
-	vips map[netip.Addr]int
-	// idle has the IDs of the endpoints that may have lost their last load balancer, or have none yet.
-	idle map[string]bool
-	// broken holds the IDs of load balancers without a frontend, and of second ones.
-	broken []string
-	// root is the ID of the root endpoint, or "".
-	root string
 	// macs counts the endpoints by hardware address.
 	macs map[string]int
+	// root is the ID of the root endpoint, or "".
+	root string
+	lbs  map[Frontend]LoadBalancer
+	// broken holds the IDs of load balancers without a frontend, and of second ones.
+	broken []string
+	// services records which Services want a load balancer, and users which load balancers have or want an
+	// endpoint, by its ID. Endpoints that a Backend may not delete are not installed there.
+	services driver.Ledger[tracker.Key, Frontend]
+	users    driver.Ledger[Frontend, string]
+	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
+	// or delete one, and those of pods that are left out until there is an endpoint. Of the
+	// zero Key it is the source VIP of an overlay.
+	waiting map[tracker.Key][]netip.Addr
 }
 
 // addressed holds the IDs of the endpoints with an address in the state's network, or "". The
@@ -35,12 +37,12 @@ type state struct {
 type addressed struct{ local, remote string }
 
 func (c *Config) read() (*state, error) {
-	s := &state{lbs: map[Frontend]LoadBalancer{}, uses: map[string]int{}, vips: map[netip.Addr]int{}, idle: map[string]bool{}}
-	var err error
-	if s.network, err = c.HNS.Network(c.Network); err != nil {
-		return nil, fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
+	n, err := c.readNetwork()
+	if err != nil {
+		return nil, err
 	}
-	if err := s.readEndpoints(c); err != nil {
+	s := &state{planner: planner{c, n}, lbs: map[Frontend]LoadBalancer{}, waiting: map[tracker.Key][]netip.Addr{}}
+	if err := s.readEndpoints(); err != nil {
 		return nil, err
 	}
 	lbs, err := c.HNS.LoadBalancers()
@@ -51,7 +53,11 @@ func (c *Config) read() (*state, error) {
 	// frontends repeatable.
 	slices.SortFunc(lbs, func(a, b LoadBalancer) int { return strings.Compare(a.ID, b.ID) })
 	for _, lb := range lbs {
-		if !s.owns(&lb) {
+		// One with an endpoint in another network is not the node's service proxy's. There is no other mark.
+		if slices.ContainsFunc(lb.Endpoints, func(id string) bool {
+			e, ok := s.endpoints[id]
+			return ok && e.Network != n.ID
+		}) {
 			continue
 		}
 		if _, second := s.lbs[lb.Frontend]; second || lb.Frontend == (Frontend{}) {
@@ -63,60 +69,24 @@ func (c *Config) read() (*state, error) {
 	return s, nil
 }
 
-func (s *state) setLB(lb LoadBalancer) {
-	s.deleteLB(lb.Frontend)
-	s.lbs[lb.Frontend] = lb
-	s.vips[lb.Frontend.VIP]++
-	for _, id := range lb.Endpoints {
-		s.uses[id]++
+func (c *Config) readNetwork() (Network, error) {
+	n, err := c.HNS.Network(c.Network)
+	if err != nil {
+		err = fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
 	}
-}
-
-// deleteLB removes a load balancer.
-func (s *state) deleteLB(f Frontend) {
-	lb, ok := s.lbs[f]
-	if !ok {
-		return
-	}
-	delete(s.lbs, f)
-	decrement(s.vips, f.VIP)
-	for _, id := range lb.Endpoints {
-		decrement(s.uses, id)
-		s.idle[id] = true
-	}
-	s.idle[s.at[f.VIP].remote] = true
-}
-
-func decrement[K comparable](m map[K]int, k K) {
-	if m[k]--; m[k] == 0 {
-		delete(m, k)
-	}
-}
-
-// inUse reports whether a load balancer has an endpoint, or is at the address of a vip.
-func (s *state) inUse(e *Endpoint, vip bool) bool {
-	return s.uses[e.ID] != 0 || vip && s.vips[e.Addrs[0]] != 0
-}
-
-// owns reports whether a load balancer belongs to the node's service proxy: none of its
-// endpoints is in another network. It has no other mark.
-func (s *state) owns(lb *LoadBalancer) bool {
-	return !slices.ContainsFunc(lb.Endpoints, func(id string) bool {
-		e, ok := s.endpoints[id]
-		return ok && e.Network != s.network.ID
-	})
+	return n, err
 }
 
 // readEndpoints replaces the endpoints of the state by those of the service.
-func (s *state) readEndpoints(c *Config) error {
-	list, err := c.HNS.Endpoints()
+func (s *state) readEndpoints() error {
+	list, err := s.config.HNS.Endpoints()
 	if err != nil {
 		return fmt.Errorf("winkernel: cannot list endpoints: %w", err)
 	}
 	s.endpoints, s.at, s.macs, s.root = make(map[string]Endpoint, len(list)), make(map[netip.Addr]addressed, len(list)), map[string]int{}, ""
 	for _, e := range list {
 		s.add(e)
-		if e.Name == c.RootEndpoint && e.Name != "" {
+		if e.Name == s.config.RootEndpoint && e.Name != "" {
 			s.root = e.ID
 		}
 	}
@@ -124,7 +94,7 @@ func (s *state) readEndpoints(c *Config) error {
 }
 
 func (s *state) add(e Endpoint) {
-	s.endpoints[e.ID], s.idle[e.ID] = e, true
+	s.endpoints[e.ID] = e
 	s.macs[e.MAC]++
 	if e.Network != s.network.ID {
 		return
@@ -138,42 +108,75 @@ func (s *state) add(e Endpoint) {
 		}
 		s.at[a] = at
 	}
+	if s.owns(&e) {
+		s.users.Installed(e.ID)
+	}
 }
 
-func (s *state) remove(id string) {
-	for _, a := range s.endpoints[id].Addrs {
-		at := s.at[a]
-		switch id {
-		case at.local:
-			at.local = ""
-		case at.remote:
-			at.remote = ""
-		}
-		s.at[a] = at
-		if at == (addressed{}) {
-			delete(s.at, a)
+// remove removes an endpoint that the Backend owns.
+func (s *state) remove(e Endpoint) {
+	delete(s.endpoints, e.ID)
+	s.macs[e.MAC]--
+	a := e.Addrs[0]
+	if at := s.at[a]; at.remote == e.ID {
+		s.at[a] = addressed{local: at.local}
+	}
+	if s.at[a] == (addressed{}) {
+		delete(s.at, a)
+	}
+	s.users.Removed(e.ID)
+}
+
+func (s *state) setLB(lb LoadBalancer) {
+	s.lbs[lb.Frontend] = lb
+	s.services.Installed(lb.Frontend)
+	s.claim(lb.Frontend, nil)
+}
+
+func (s *state) deleteLB(f Frontend) {
+	delete(s.lbs, f)
+	s.services.Removed(f)
+	s.claim(f, nil)
+}
+
+// claim makes the load balancer of a frontend the user of the endpoints that it has, of those that it wants, and
+// of the one at its VIP.
+func (s *state) claim(f Frontend, wanted []string) {
+	uses := slices.Concat(s.lbs[f].Endpoints, wanted)
+	if e, ok := s.endpoints[s.at[f.VIP].remote]; ok && len(uses) != 0 && s.isVIP(&e) {
+		uses = append(uses, e.ID)
+	}
+	slices.Sort(uses)
+	for id := range s.users.Items(f) {
+		if _, ok := slices.BinarySearch(uses, id); !ok {
+			s.users.Release(f, id)
 		}
 	}
-	s.macs[s.endpoints[id].MAC]--
-	delete(s.endpoints, id)
+	for _, id := range uses {
+		s.users.Claim(f, id)
+	}
 }
 
 // differs describes the first difference that matters between what a Backend wrote and what
 // the service has now, or returns "". Other endpoints of pods, and other networks, do not
-// matter. waiting holds the addresses of pods that had no endpoint.
-func (s *state) differs(now *state, p planner, waiting map[tracker.Key][]netip.Addr) (what string, f tracker.Family) {
+// matter.
+func (s *state) differs(now *state) (what string, f tracker.Family) {
 	if s.network.ID != now.network.ID {
-		return fmt.Sprintf("network %q was replaced", s.network.Name), p.families()
+		return fmt.Sprintf("network %q was replaced", s.network.Name), s.families()
 	}
-	if s.root != now.root && p.config.ForwardHealthCheckVIP {
-		return fmt.Sprintf("endpoint %q was made, replaced or deleted", p.config.RootEndpoint), p.families()
+	if s.root != now.root && s.config.ForwardHealthCheckVIP {
+		return fmt.Sprintf("endpoint %q was made, replaced or deleted", s.config.RootEndpoint), s.families()
 	}
 	if len(now.broken) != 0 {
-		return "a load balancer has no port or has the frontend of another", p.families()
+		return "a load balancer has no port or has the frontend of another", s.families()
 	}
 	for front, lb := range s.lbs {
 		if is, ok := now.lbs[front]; !ok || is.ID != lb.ID || !is.equal(&lb) {
 			return "load balancer " + front.String() + " was changed or deleted", front.Family
+		}
+		// The service may still name an endpoint that was deleted.
+		if slices.ContainsFunc(lb.Endpoints, func(id string) bool { _, ok := now.endpoints[id]; return !ok }) {
+			return "an endpoint of load balancer " + front.String() + " was deleted", front.Family
 		}
 	}
 	for front := range now.lbs {
@@ -182,76 +185,23 @@ func (s *state) differs(now *state, p planner, waiting map[tracker.Key][]netip.A
 		}
 	}
 	for id, e := range s.endpoints {
-		if !p.owns(&e) {
+		if !s.owns(&e) {
 			continue
 		}
+		a := e.Addrs[0]
 		if is, ok := now.endpoints[id]; !ok || !slices.Equal(is.Addrs, e.Addrs) {
-			return fmt.Sprintf("endpoint %v was deleted", e.Addrs[0]), tracker.FamilyOf(e.Addrs[0])
+			return fmt.Sprintf("endpoint %v was deleted", a), tracker.FamilyOf(a)
 		}
-		if now := (planner{p.config, &now.network}); p.isRemotePod(&e) && now.remoteEndpoint(e.Addrs[0]).Provider != e.Provider {
-			return fmt.Sprintf("endpoint %v is on another node", e.Addrs[0]), tracker.FamilyOf(e.Addrs[0])
-		}
-	}
-	// A pod's endpoint that a load balancer has was compared with the load balancer, unless
-	// the service still names the deleted one there.
-	for _, lb := range s.lbs {
-		for _, id := range lb.Endpoints {
-			if _, ok := now.endpoints[id]; !ok {
-				return "an endpoint of load balancer " + lb.Frontend.String() + " was deleted", lb.Frontend.Family
-			}
+		if s.isRemotePod(&e) && now.remoteEndpoint(a).Provider != e.Provider {
+			return fmt.Sprintf("endpoint %v is on another node", a), tracker.FamilyOf(a)
 		}
 	}
-	for _, list := range waiting {
+	for _, list := range s.waiting {
 		for _, a := range list {
 			if now.at[a] != s.at[a] {
 				return fmt.Sprintf("endpoint %v was made or deleted", a), tracker.FamilyOf(a)
 			}
 		}
 	}
-	if now.network.Type == Overlay && now.at[p.config.SourceVIP].local == "" {
-		return fmt.Sprintf("endpoint %v was deleted", p.config.SourceVIP), tracker.IPv4
-	}
 	return "", 0
-}
-
-// families returns the family of a single-stack node, and 0 for both.
-func (p planner) families() tracker.Family {
-	if len(p.config.NodeIPs) == 1 {
-		return tracker.FamilyOf(p.config.NodeIPs[0])
-	}
-	return 0
-}
-
-// Lookup returns the service's treatment of a connection's first packet. It needs no Backend
-// and writes nothing. Load balancers do not have the names of Services, so
-// [dataplane.Found].Service is "". The error wraps [dataplane.ErrNoRules] if there is no load
-// balancer. Lookup lists all of them.
-func Lookup(ctx context.Context, c Config, q dataplane.Query) (dataplane.Found, error) {
-	_, s, err := c.inspect(ctx)
-	switch {
-	case err != nil:
-		return dataplane.Found{}, err
-	case len(s.lbs) == 0:
-		return dataplane.Found{}, dataplane.ErrNoRules
-	}
-	to := q.Packet.To
-	f := Frontend{VIP: to.Addr(), Port: to.Port(), Protocol: q.Packet.Protocol, Family: tracker.FamilyOf(to.Addr())}
-	if q.NodePort {
-		f.VIP = netip.Addr{}
-	}
-	lb, ok := s.lbs[f]
-	if !ok {
-		return dataplane.Found{}, nil
-	}
-	out := dataplane.Found{Entry: true, Where: "load balancer " + lb.ID}
-	for _, id := range lb.Endpoints {
-		for _, a := range s.endpoints[id].Addrs {
-			if tracker.FamilyOf(a) == f.Family {
-				out.Endpoints = append(out.Endpoints, netip.AddrPortFrom(a, lb.InternalPort))
-			}
-		}
-	}
-	slices.SortFunc(out.Endpoints, netip.AddrPort.Compare)
-	out.Endpoints = slices.Compact(out.Endpoints)
-	return out, nil
 }
