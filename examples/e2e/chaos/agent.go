@@ -3,14 +3,15 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
@@ -22,91 +23,68 @@ const (
 	metricsAddr = "127.0.0.1:29249"
 )
 
-// agent runs one process nodeproxy after another on a node. Its methods must not be called
-// concurrently.
-type agent struct {
-	// Process is the last one that was started, nil before the first start.
-	*process.Process
-	node *node
-	env  environment
-	bin  string
-	args []string
-	// dir is the folder for its files and for temporary ones, which must be empty after a clean-up.
-	dir string
-	// log is the file to which the output of all processes is appended.
-	log string
-}
-
-// newAgent returns an agent that is not started. Its files are in the folder dir.
-func newAgent(bin string, n *node, m *mode, e environment, dir string) (*agent, error) {
-	config, own := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "tmp")
-	if err := os.WriteFile(config, []byte(kubeconfig), 0o644); err != nil {
-		return nil, err
-	}
-	args := []string{
-		"--kubeconfig", config, "--kube-api-content-type", "application/json", "--kube-api-qps", "1000", "--kube-api-burst", "1000",
+// prepareAgent prepares a folder and the command of the world's agents.
+func (w *world) prepareAgent() error {
+	w.tmp, w.log = filepath.Join(w.dir, "tmp"), filepath.Join(w.dir, "log")
+	w.command = []string{"sh", "-c", `cd "$0" && TMPDIR=$0 HOME=$0 exec "$@"`, w.tmp, w.o.nodeproxy}
+	w.args = append([]string{
+		"--master", "http://" + apiAddress, "--kube-api-content-type", "application/json", "--kube-api-qps", "1000", "--kube-api-burst", "1000",
 		"--hostname-override", nodeName, "--cluster-cidr", clusterCIDRs, "--sync-period", "2s", "--service-traffic-metrics", "--profiling",
-		"--healthz-bind-address", healthzAddr, "--metrics-bind-address", metricsAddr, "--nodeport-addresses", m.nodePorts,
+		"--healthz-bind-address", healthzAddr, "--metrics-bind-address", metricsAddr, "--nodeport-addresses", w.mode.nodePorts,
 		// The limits of connection tracking apply to the whole machine.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+	}, w.mode.args...)
+	if err := os.Mkdir(w.tmp, 0o755); err != nil || w.mode.prepare == nil {
+		return err
 	}
-	a := &agent{node: n, env: e, bin: bin, args: append(append(args, m.args...), e.args...), dir: own, log: filepath.Join(dir, "log")}
-	return a, os.Mkdir(own, 0o755)
+	return w.mode.prepare(w)
 }
 
-// command returns the command that runs nodeproxy.
-func (a *agent) command(args ...string) *exec.Cmd {
-	c := exec.Command(a.bin, args...)
-	if a.env.wrap != nil {
-		c = a.env.wrap(c)
-	}
-	c.Dir, c.Env = a.dir, append(os.Environ(), "TMPDIR="+a.dir, "HOME="+a.dir)
-	if a.env.path != "" {
-		c.Env = append(c.Env, "PATH="+a.env.path+":"+os.Getenv("PATH"))
-	}
-	return c
-}
-
-// start starts the agent. It does not wait until the agent is ready.
-func (a *agent) start() (err error) {
-	a.Process, err = process.Start(a.node.Host, a.command(append([]string{"run"}, a.args...)...), a.log)
+// startAgent starts the agent. It does not wait until the agent is ready.
+func (w *world) startAgent() (err error) {
+	args := slices.Concat(w.command, []string{"run"}, w.args)
+	w.agent, err = process.Start(w.node.Host, exec.Command(args[0], args[1:]...), w.log)
 	return err
 }
 
-// output runs nodeproxy on the node to its end.
-func (a *agent) output(args ...string) ([]byte, error) {
-	var out, diag bytes.Buffer
-	cmd := a.command(args...)
-	cmd.Stdout, cmd.Stderr = &out, &diag
-	err := a.node.Start(cmd)
-	if err == nil {
-		err = cmd.Wait()
+// restart ends the agent with a signal, calls f, and starts the agent.
+func (w *world) restart(s syscall.Signal, f func()) error {
+	if err := w.agent.Stop(s); err != nil {
+		w.rec.failf("%v", err)
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", strings.Join(args[:2], " "), err, diag.Bytes())
+	if f != nil {
+		f()
 	}
-	return out.Bytes(), err
+	w.oracle.restarted.Store(true)
+	return w.startAgent()
 }
 
-func (a *agent) cleanUp() error {
-	_, err := a.output("run", "--cleanup")
-	return err
+// nodeproxy runs nodeproxy on the node to its end and returns its output.
+func (w *world) nodeproxy(args ...string) (string, error) {
+	args = slices.Concat(w.command, args)
+	return w.node.Output(args[0], args[1:]...)
+}
+
+func (w *world) cleanUp() {
+	if _, err := w.nodeproxy("run", "--cleanup"); err != nil {
+		w.rec.failf("%v", err)
+	}
 }
 
 // differences lists the addresses and ports of Services for which the kernel's rules have other endpoints than the
 // objects, and the Services that the kernel alone has.
-func (a *agent) differences() ([]string, error) {
-	out, err := a.output(append([]string{"render", "--diff", "kernel"}, a.args...)...)
+func (w *world) differences() ([]string, error) {
+	out, err := w.nodeproxy(append([]string{"render", "--diff", "kernel"}, w.args...)...)
 	if len(out) != 0 {
 		err = nil // differences are an error, too
 	}
-	return strings.FieldsFunc(string(out), func(r rune) bool { return r == '\n' }), err
+	return strings.FieldsFunc(out, func(r rune) bool { return r == '\n' }), err
 }
 
 // get returns the answer of one of the agent's servers, such as "127.0.0.1:10256/healthz". A status
 // other than 200 is an error.
-func (a *agent) get(page string, limit time.Duration) (string, error) {
-	code, text, _ := a.node.Get(page, limit)
+func (w *world) get(page string, limit time.Duration) (string, error) {
+	code, text, _ := w.node.Get(page, limit)
 	if code != 200 {
 		return text, fmt.Errorf("%s: status %d: %s", page, code, text)
 	}
@@ -119,16 +97,16 @@ var crash = regexp.MustCompile(`(?m)^(panic:|fatal error:|WARNING: DATA RACE).*`
 // panic or data race. A connection that begins while a rule is missing may be masqueraded, and then no packet
 // of it arrives for as long as connection tracking remembers it: two minutes. So a request that takes long is
 // given up.
-func (a *agent) healthy() error {
-	text, err := os.ReadFile(a.log)
+func (w *world) healthy() error {
+	text, err := os.ReadFile(w.log)
 	if m := crash.Find(text); m != nil {
 		return fmt.Errorf("the agent's log: %s", m)
 	}
 	if err == nil {
-		err = a.Ended()
+		err = w.agent.Ended()
 	}
 	if err == nil {
-		_, err = a.get(healthzAddr+"/livez", 5*time.Second)
+		_, err = w.get(healthzAddr+"/livez", 5*time.Second)
 	}
 	return err
 }
@@ -137,20 +115,19 @@ func (a *agent) healthy() error {
 // kept for the next change, and idle connections to the API server, with two goroutines each, for 90 seconds.
 var allowance = map[string]float64{"go_memstats_heap_alloc_bytes": 12 << 20, "go_goroutines": 10, "process_open_fds": 5}
 
-// usageMetric matches the metrics of the agent's resource usage.
-var usageMetric = regexp.MustCompile(`(?m)^(go_memstats_heap_alloc_bytes|go_goroutines|process_open_fds) (\S+)$`)
-
 // usage returns the agent's resource usage after a garbage collection.
-func (a *agent) usage() (map[string]float64, error) {
+func (w *world) usage() (map[string]float64, error) {
 	for range 3 { // a collection runs finalizers, which release more memory for the next one
-		if _, err := a.get(metricsAddr+"/debug/pprof/heap?gc=1", time.Minute); err != nil {
+		if _, err := w.get(metricsAddr+"/debug/pprof/heap?gc=1", time.Minute); err != nil {
 			return nil, err
 		}
 	}
-	text, err := a.get(metricsAddr+"/metrics", time.Minute)
+	text, err := w.get(metricsAddr+"/metrics", time.Minute)
 	out := map[string]float64{}
-	for _, m := range usageMetric.FindAllStringSubmatch(text, -1) {
-		out[m[1]], _ = strconv.ParseFloat(m[2], 64)
+	for line := range strings.Lines(text) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); allowance[name] != 0 {
+			out[name], _ = strconv.ParseFloat(value, 64)
+		}
 	}
 	if err == nil && len(out) != len(allowance) {
 		err = fmt.Errorf("/metrics has only %v", out)
@@ -159,8 +136,8 @@ func (a *agent) usage() (map[string]float64, error) {
 }
 
 // excess lists the resources of which the process before this one used more.
-func (a *agent) excess(before map[string]float64) (out []string, err error) {
-	now, err := a.usage()
+func (w *world) excess(before map[string]float64) (out []string, err error) {
+	now, err := w.usage()
 	for name, more := range allowance {
 		if before[name] > now[name]+more {
 			out = append(out, fmt.Sprintf("the agent's %s: %.0f, and %.0f of a new agent", name, before[name], now[name]))

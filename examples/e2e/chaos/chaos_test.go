@@ -15,12 +15,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 	"github.com/go-proxier/proxier/internal/testing/vm"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // flags are the command's flags. TestChaosInVM uses all, the other tests -nodeproxy alone.
@@ -46,9 +48,9 @@ func brief(t *testing.T, mode string) *options {
 // open opens the world of the options.
 func open(t *testing.T, o *options) *world {
 	t.Helper()
-	w := must.Get(o.newWorld(modes[slices.Index(modeNames(), o.modes)], o.seed))(t)
+	w, err := o.open(t.Context(), modes[slices.Index(modeNames(), o.modes)], o.seed)
 	t.Cleanup(w.close)
-	must.Do(t, w.open(t.Context()))
+	must.Do(t, err)
 	if w.rec.failed() {
 		t.Fatalf("at the start: %q", w.rec.failures)
 	}
@@ -63,9 +65,9 @@ func TestAgentSurvivesChaos(t *testing.T) {
 			if mode != "nftables" {
 				testtime.NeedThorough(t)
 			}
-			o, kinds := brief(t, mode), []string{"tcp", "udp", "sampled", "held", "talk"}
+			o, kinds := brief(t, mode), []string{"tcp", "udp", "held", "talk"}
 			if !testtime.Thorough() {
-				o.rounds, o.services, o.seed, kinds = 1, 4, 1, kinds[:3]
+				o.rounds, o.services, o.seed, kinds = 1, 4, 1, kinds[:2]
 			}
 			var out strings.Builder
 			if n, err := o.run(t.Context(), &out); n != 0 || err != nil {
@@ -89,7 +91,7 @@ func TestLossesAndLeftoversAreFound(t *testing.T) {
 	o.rate = 200
 	w := open(t, o)
 	for range 3 {
-		w.shell("nft flush ruleset")
+		must.Get(w.node.sh("nft flush ruleset"))(t)
 		time.Sleep(2 * time.Second)
 	}
 	w.traffic.end()
@@ -97,7 +99,7 @@ func TestLossesAndLeftoversAreFound(t *testing.T) {
 		t.Errorf("failures %q, want lost packets", text)
 	}
 	w.rec.failures = nil
-	w.shell("nft 'add table ip left; add set ip left mine {type ipv4_addr; elements = {198.51.100.7};}'")
+	must.Get(w.node.sh("nft 'add table ip left; add set ip left mine {type ipv4_addr; elements = {198.51.100.7};}'"))(t)
 	o.settle = 5 * time.Second
 	must.Do(t, w.end(t.Context()))
 	if text := lines(w.rec.failures); !strings.Contains(text, "198.51.100.7") {
@@ -110,7 +112,7 @@ var clusterIP = target{netip.MustParseAddrPort("10.96.0.7:80"), v1.ProtocolTCP}
 
 // localPod returns a pod of the node.
 func localPod() *place {
-	return &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
+	return &place{name: "pod-1", in: "veth-pod-1", addr: map[tracker.Family]netip.Addr{tracker.IPv4: podAddr(0, tracker.IPv4)}}
 }
 
 // oneService returns an oracle with a Service that is in effect and has one endpoint, and its slice.
@@ -124,10 +126,10 @@ func oneService(t *testing.T) (*oracle, *discovery.EndpointSlice) {
 	slice := &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "world", Name: "a-1", Labels: map[string]string{discovery.LabelServiceName: "a"}},
 		AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: new(""), Protocol: new(v1.ProtocolTCP), Port: new(int32(podPorts[0]))}},
-		Endpoints: []discovery.Endpoint{{Addresses: []string{podAddr(localPods, 0).String()}}},
+		Endpoints: []discovery.Endpoint{{Addresses: []string{podAddr(localPods, tracker.IPv4).String()}}},
 	}
-	o.change(services, "world/a", svc)
-	o.change(slicesOf, "world/a-1", slice)
+	o.change(watch.Added, svc)
+	o.change(watch.Modified, slice)
 	o.inEffect()
 	return o, slice
 }
@@ -136,28 +138,29 @@ func oneService(t *testing.T) (*oracle, *discovery.EndpointSlice) {
 // after a retransmission.
 func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	o, slice := oneService(t)
-	v, from, to := o.since(), localPod(), clusterIP
-	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, 0), podPorts[0]), Source: from.addr[0]}}
-	if err := o.judge(v, from, to, got); err != nil {
+	from := localPod()
+	a := newAttempt(from, clusterIP, o.since())
+	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, tracker.IPv4), podPorts[0]), Source: from.addr[tracker.IPv4]}}
+	if err := o.judge(a, got); err != nil {
 		t.Errorf("without a loss: %v", err)
 	}
 	wrong := got
-	wrong.Server = netip.AddrPortFrom(podAddr(0, 0), podPorts[0])
-	if o.judge(v, from, to, wrong) == nil {
+	wrong.Server = netip.AddrPortFrom(podAddr(0, tracker.IPv4), podPorts[0])
+	if o.judge(a, wrong) == nil {
 		t.Error("another endpoint is accepted")
 	}
 	got.lost = 1
-	if o.judge(v, from, to, got) == nil {
+	if o.judge(a, got) == nil {
 		t.Error("a loss is accepted though the Service always had an endpoint")
 	}
 	more := slice.DeepCopy()
-	more.Endpoints = append(more.Endpoints, discovery.Endpoint{Addresses: []string{podAddr(localPods+1, 0).String()}})
-	o.change(slicesOf, "world/a-1", more)
-	if o.judge(v, from, to, got) == nil || o.judge(v, from, to, wrong) == nil {
+	more.Endpoints = append(more.Endpoints, discovery.Endpoint{Addresses: []string{podAddr(localPods+1, tracker.IPv4).String()}})
+	o.change(watch.Modified, more)
+	if o.judge(a, got) == nil || o.judge(a, wrong) == nil {
 		t.Error("a loss or another endpoint is accepted while the Service gets an endpoint")
 	}
-	o.change(slicesOf, "world/a-1", nil)
-	if err := o.judge(v, from, to, got); err != nil {
+	o.change(watch.Deleted, slice)
+	if err := o.judge(a, got); err != nil {
 		t.Errorf("a loss while the endpoints change: %v", err)
 	}
 }
@@ -165,35 +168,34 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 // TestFlowsOfDeletedServicesAreForgottenByRestarts asks for a flow that was open when its Service was deleted.
 func TestFlowsOfDeletedServicesAreForgottenByRestarts(t *testing.T) {
 	o, slice := oneService(t)
-	v, from := o.since(), localPod()
+	a := newAttempt(localPod(), clusterIP, o.since())
 	check := func(when string, want bool) {
 		t.Helper()
-		if got := o.forgotten(v, from, clusterIP); got != want {
+		if got := o.forgotten(a); got != want {
 			t.Errorf("%s: forgotten %t, want %t", when, got, want)
 		}
 	}
 	o.restarted.Store(true)
-	o.change(slicesOf, "world/a-1", slice)
+	o.change(watch.Modified, slice)
 	check("the Service exists", false)
-	o.change(services, "world/a", nil)
+	o.change(watch.Deleted, &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "world", Name: "a"}})
 	check("deleted and restarted", true)
 	o.restarted.Store(false)
 	check("deleted", false)
 }
 
-// TestMissedChangesAreFound withholds changes from the agent.
+// TestMissedChangesAreFound deletes a Service without an event.
 func TestMissedChangesAreFound(t *testing.T) {
 	testtime.NeedThorough(t)
 	o := brief(t, "nftables")
-	// No fault makes the agent list the objects again.
-	o.loseEvents, o.only, o.rounds, o.settle = true, "others' rules", 8, 3*time.Second
-	var out strings.Builder
-	if _, err := o.run(t.Context(), &out); err != nil {
-		t.Fatal(err)
+	w := open(t, o)
+	o.settle = 3 * time.Second
+	delete(w.server.objects[services], w.server.names(services)[1])
+	w.judge(t.Context())
+	if text := lines(w.rec.failures); !strings.Contains(text, "differences after") {
+		t.Errorf("failures %q, want differences", text)
 	}
-	if !strings.Contains(out.String(), "differences after") {
-		t.Errorf("no failure was found: %s", out.String())
-	}
+	must.Do(t, w.keep())
 	if kept, _ := filepath.Glob(filepath.Join(o.dir, "nftables-2.*")); len(kept) != 4 {
 		t.Errorf("kept files %q, want a log, the goroutines, the steps and the objects", kept)
 	}
@@ -295,15 +297,15 @@ func TestExternalIPAtAPIServerLocksNoAgentOut(t *testing.T) {
 			}
 			w.server.set(services, thief)
 			w.server.set(slicesOf, slice)
-			if err := w.judge(t.Context()); err != nil || w.rec.failed() {
-				t.Fatalf("at the start: error %v\n%q", err, w.rec.failures)
+			if w.judge(t.Context()); w.rec.failed() {
+				t.Fatalf("at the start: %q", w.rec.failures)
 			}
 			w.server.endWatches(true)
 			later := thief.DeepCopy()
 			later.Name, later.Spec.ClusterIP, later.Spec.ClusterIPs, later.Spec.ExternalIPs = "later", "10.96.0.78", []string{"10.96.0.78"}, nil
 			w.server.set(services, later)
-			if err := w.judge(t.Context()); err != nil || w.rec.failed() {
-				t.Errorf("after the watches ended: error %v\n%q", err, w.rec.failures)
+			if w.judge(t.Context()); w.rec.failed() {
+				t.Errorf("after the watches ended: %q", w.rec.failures)
 			}
 		})
 	}

@@ -3,13 +3,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"regexp"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,16 +27,38 @@ type effect uint
 
 const (
 	// kills: the agent's process ends. outage: rules are missing, or packets get lost, until the
-	// agent has repaired the rules.
+	// agent has repaired the rules. restores: another program has restored an old state.
 	kills effect = 1 << iota
 	outage
+	restores
 	none effect = 0
 )
 
-// shell returns a fault that runs a shell command on the node and removes rules. The command may
-// fail, for example because what it deletes does not exist.
-func shell(name, text string) fault {
-	return fault{name, outage, func(w *world) (string, error) { return w.shell(text), nil }}
+// shell returns a fault that runs a shell command on the node. In the command, ARG is one of args, FAMILY is ip
+// or ip6, IPTABLES is iptables or ip6tables in the mode's flavor, and NUMBER is a random number. The command may fail,
+// for example because what it deletes does not exist.
+func shell(name string, e effect, command string, args ...string) fault {
+	return fault{name, e, func(w *world) (string, error) {
+		text := command
+		if len(args) != 0 {
+			text = strings.ReplaceAll(text, "ARG", pick(w.rng, args...))
+		}
+		text = strings.NewReplacer("FAMILY", pick(w.rng, "ip", "ip6"), "NUMBER", fmt.Sprint(w.rng.IntN(1000)),
+			"IPTABLES", pick(w.rng, "iptables", "ip6tables")+w.mode.flavor).Replace(text)
+		out, err := w.node.sh(text)
+		if err != nil {
+			out += err.Error()
+		}
+		return text + ": " + out, nil
+	}}
+}
+
+// toggle returns a fault that adds or removes an address or a link.
+func toggle(name string, what ...string) fault {
+	return fault{name, none, func(w *world) (string, error) {
+		x := pick(w.rng, what...)
+		return x, w.toggle(x)
+	}}
 }
 
 // commonFaults are the faults of every mode.
@@ -49,7 +73,7 @@ var commonFaults = []fault{
 	}},
 	{"SIGSTOP", none, func(w *world) (string, error) {
 		d := time.Duration(w.rng.IntN(1200)) * time.Millisecond
-		p := w.agent.Process.Process
+		p := w.agent.Process
 		p.Signal(syscall.SIGSTOP)
 		time.AfterFunc(d, func() { p.Signal(syscall.SIGCONT) })
 		return d.String(), nil
@@ -67,149 +91,91 @@ var commonFaults = []fault{
 		w.server.locked(func() { w.server.retype, w.server.duplicate = n&1 != 0, n&2 != 0 })
 		return fmt.Sprint(n), nil
 	}},
-	{"address", none, func(w *world) (string, error) {
-		a := pick(w.rng, otherAddr4+"/24", otherAddr6+"/64", "10.96.0.3/32")
-		return a, w.toggle(a)
-	}},
-	{"interface", none, func(w *world) (string, error) {
-		l := pick(w.rng, "veth0", "veth1", "other0")
-		return l, w.toggle(l)
-	}},
-	{"others' rules", none, func(w *world) (string, error) {
-		r := pick(w.rng, othersRules...)
-		first := w.shell(r[0])
-		time.Sleep(time.Duration(w.rng.IntN(300)) * time.Millisecond)
-		return first + "; " + w.shell(r[1]), nil
-	}},
-	{"node restarts", kills | outage, func(w *world) (string, error) {
-		return "", w.restart(syscall.SIGKILL, func() {
-			if err := w.agent.cleanUp(); err != nil {
-				w.rec.failf("run --cleanup: %v", err)
-			}
-		})
-	}},
-}
-
-// othersRules holds pairs of commands that add and remove rules as other programs do.
-var othersRules = [][2]string{
-	{
+	toggle("address", otherAddr4+"/24", otherAddr6+"/64", "10.96.0.3/32"),
+	toggle("interface", "veth0", "veth1", "other0"),
+	// Rules as other programs add and remove them.
+	shell("others' rules", none, "ARG",
 		`nft 'add table inet others; add chain inet others pre {type nat hook prerouting priority -150;};
 			add rule inet others pre ip daddr 203.0.113.99 dnat ip to 203.0.113.98; add chain inet others transit {type filter hook forward priority 10;};
-			add rule inet others transit ip daddr 203.0.113.99 drop'`,
-		"nft delete table inet others",
-	},
-	{
-		`nft 'add table ip proxiers; add chain ip proxiers c { type nat hook prerouting priority -100; }; add rule ip proxiers c counter'`,
-		"nft delete table ip proxiers",
-	},
-	{
-		"iptables -t nat -N OTHERS; iptables -t nat -I PREROUTING -d 203.0.113.99 -j OTHERS; iptables -A FORWARD -d 203.0.113.99 -j DROP",
-		"iptables -t nat -D PREROUTING -d 203.0.113.99 -j OTHERS; iptables -t nat -X OTHERS; iptables -D FORWARD -d 203.0.113.99 -j DROP",
-	},
+			add rule inet others transit ip daddr 203.0.113.99 drop'; sleep 0.1NUMBER; nft delete table inet others`,
+		`nft 'add table ip proxiers; add chain ip proxiers c { type nat hook prerouting priority -100; };
+			add rule ip proxiers c counter'; sleep 0.1NUMBER; nft delete table ip proxiers`,
+		`IPTABLES -t nat -N OTHERS; IPTABLES -t nat -I PREROUTING -p udp --dport 9 -j OTHERS; IPTABLES -A FORWARD -p udp --dport 9 -j DROP; sleep 0.1NUMBER;
+			IPTABLES -t nat -D PREROUTING -p udp --dport 9 -j OTHERS; IPTABLES -t nat -X OTHERS; IPTABLES -D FORWARD -p udp --dport 9 -j DROP`),
+	{"node restarts", kills | outage, func(w *world) (string, error) { return "", w.restart(syscall.SIGKILL, w.cleanUp) }},
 }
+
+// oneLine is a filter that passes on one random line.
+const oneLine = `awk -v n=NUMBER '{line[k++] = $0} END {if (k) print line[n % k]}'`
 
 // nftFaults damage the tables of mode nftables.
 var nftFaults = []fault{
-	shell("flush ruleset", "nft flush ruleset"),
-	{"delete table", outage, func(w *world) (string, error) {
-		return w.shell("nft delete table " + w.family() + " proxier"), nil
-	}},
-	{"flush set", outage, func(w *world) (string, error) {
-		set := pick(w.rng, "service-ips", "tcp-endpoints", "service-nodeports", "handlers", "sticky-endpoints", "cluster-ips", "hairpin-connections", "nodeport-ips", "internal-service-ips")
-		f := w.family()
-		return w.shell(fmt.Sprintf("nft flush set %s proxier %s || nft flush map %s proxier %s", f, set, f, set)), nil
-	}},
-	{"flush chain", outage, func(w *world) (string, error) {
-		chain := pick(w.rng, "services", "masquerading", "nat-output", "filter-forward", "firewall-check", "pool-1", "pool-2", "cluster-ip-1")
-		return w.shell(fmt.Sprintf("nft flush chain %s proxier %s", w.family(), chain)), nil
-	}},
-	{"delete element", outage, func(w *world) (string, error) {
-		f, set := w.family(), pick(w.rng, "service-ips", "tcp-endpoints", "service-nodeports", "cluster-ips")
-		text, err := w.node.sh(fmt.Sprintf("nft -s list set %[1]s proxier %[2]s || nft -s list map %[1]s proxier %[2]s", f, set))
-		if err != nil {
-			return "no table", nil
-		}
-		_, list, _ := strings.Cut(text, "elements = { ")
-		list, _, _ = strings.Cut(list, " }")
-		keys := element.FindAllStringSubmatch(list, -1)
-		if len(keys) == 0 {
-			return "no element", nil
-		}
-		return w.shell(fmt.Sprintf("nft delete element %s proxier %s '{ %s }'", f, set, pick(w.rng, keys...)[1])), nil
-	}},
-	{"insert rule", none, func(w *world) (string, error) {
-		return w.shell("nft insert rule " + w.family() + " proxier services counter"), nil
-	}},
-	{"iptables -F", none, func(w *world) (string, error) {
-		return w.shell("iptables -F; iptables -t nat -F; ip6tables -F; ip6tables -t nat -F"), nil
-	}},
+	shell("flush ruleset", outage, "nft flush ruleset"),
+	shell("delete table", outage, "nft delete table FAMILY proxier"),
+	shell("flush set", outage, "nft flush set FAMILY proxier ARG || nft flush map FAMILY proxier ARG",
+		"service-ips", "tcp-endpoints", "service-nodeports", "handlers", "sticky-endpoints", "cluster-ips", "hairpin-connections", "nodeport-ips", "internal-service-ips"),
+	shell("flush chain", outage, "nft flush chain FAMILY proxier ARG",
+		"services", "masquerading", "nat-output", "filter-forward", "firewall-check", "pool-1", "pool-2", "cluster-ip-1"),
+	shell("delete element", outage, `element=$( { nft -s list set FAMILY proxier ARG || nft -s list map FAMILY proxier ARG; } |
+		tr '\n' ' ' | sed 's/ comment "[^"]*"//g' | sed -n 's/.*elements = {\([^}]*\)}.*/\1/p' | tr ',' '\n' | sed 's/ : .*//' | `+oneLine+`)
+		echo "$element"; nft delete element FAMILY proxier ARG "{ $element }"`,
+		"service-ips", "tcp-endpoints", "service-nodeports", "cluster-ips"),
+	shell("insert rule", none, "nft insert rule FAMILY proxier services counter"),
+	shell("iptables -F", none, "iptables -F; iptables -t nat -F; ip6tables -F; ip6tables -t nat -F"),
 }
-
-// element matches an element of a set or map in the output of nft.
-var element = regexp.MustCompile(`([^,"]+?)(?: comment "[^"]*")?(?: : [^,]+?)?\s*(?:,\s*|$)`)
 
 // offloadFaults damage the flowtable.
 var offloadFaults = []fault{
-	{"delete rules of the flowtable", none, func(w *world) (string, error) {
-		return w.shell("nft flush chain " + w.family() + " proxier to-fast-path"), nil
-	}},
-	{"interface", none, func(w *world) (string, error) {
-		l := pick(w.rng, "veth0", "veth1", "veth2", "veth3")
-		return l, w.toggle(l)
-	}},
+	shell("delete rules of the flowtable", none, "nft flush chain FAMILY proxier to-fast-path"),
+	toggle("interface", "veth0", "veth1", "veth2", "veth3"),
 }
 
-// family returns an address family as nft names it.
-func (w *world) family() string { return pick(w.rng, "ip", "ip6") }
-
-// iptablesFaults damage the rules of mode iptables.
-var iptablesFaults = []fault{
-	{"flush nat", outage, func(w *world) (string, error) { return w.shell(w.iptables() + " -t nat -F"), nil }},
-	{"flush filter", outage, func(w *world) (string, error) { return w.shell(w.iptables() + " -F"), nil }},
-	{"flush both", outage, func(w *world) (string, error) {
-		t := w.iptables()
-		return w.shell(t + " -t nat -F; " + t + " -F"), nil
-	}},
-	{"restore an old state", outage, func(w *world) (string, error) {
-		w.restored = true
-		t := w.iptables()
-		return w.shell(fmt.Sprintf("s=$(%[1]s-save); sleep 0.1; printf '%%s\\n' \"$s\" | %[1]s-restore", t)), nil
-	}},
-	{"delete rule", outage, deleteFixedRule},
+// rulesFaults damage the rules of modes iptables and ipvs.
+var rulesFaults = []fault{
+	shell("flush nat", outage, "IPTABLES -t nat -F"),
+	shell("flush filter", outage, "IPTABLES -F"),
 }
 
-func (w *world) iptables() string { return pick(w.rng, "iptables", "ip6tables") }
-
-// fixedRule matches the rules of the chains that exist without any Service.
-var fixedRule = regexp.MustCompile(`(?m)^-A (KUBE-POSTROUTING|KUBE-MARK-MASQ|KUBE-FORWARD|KUBE-SERVICES|KUBE-NODEPORTS|PREROUTING|OUTPUT|POSTROUTING|INPUT|FORWARD) .*$`)
-
-func deleteFixedRule(w *world) (string, error) {
-	tool, table := w.iptables(), pick(w.rng, "nat", "filter")
-	text, err := w.node.sh(tool + "-save -t " + table)
-	if err != nil {
-		return "", err
-	}
-	list := fixedRule.FindAllString(text, -1)
-	if len(list) == 0 {
-		return "no rule", nil
-	}
-	rule := "-D" + strings.TrimPrefix(pick(w.rng, list...), "-A")
-	return w.shell(tool + " -t " + table + " " + rule), nil
-}
+// iptablesFaults damage the rules of mode iptables. The rules that "delete rule" deletes exist without any Service.
+var iptablesFaults = append(rulesFaults,
+	shell("flush both", outage, "IPTABLES -t nat -F; IPTABLES -F"),
+	shell("restore an old state", outage|restores, `s=$(IPTABLES-save); sleep 0.1; printf '%s\n' "$s" | IPTABLES-restore`),
+	shell("delete rule", outage, `rule=$(IPTABLES-save -t ARG |
+		grep -E '^-A (KUBE-POSTROUTING|KUBE-MARK-MASQ|KUBE-FORWARD|KUBE-SERVICES|KUBE-NODEPORTS|PREROUTING|OUTPUT|POSTROUTING|INPUT|FORWARD) ' |
+		sed 's/^-A/-D/' | `+oneLine+`); echo "$rule"; echo "$rule" | xargs -r IPTABLES -t ARG`, "nat", "filter"))
 
 // ipvsFaults damage the virtual servers, sets, addresses and rules of mode ipvs.
-var ipvsFaults = []fault{
-	shell("clear virtual servers", "ipvsadm -C"),
-	shell("flush addresses", "ip addr flush dev kube-ipvs0"),
-	shell("delete device", "ip link del kube-ipvs0"),
-	{"flush set", outage, func(w *world) (string, error) {
-		set := pick(w.rng, "KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-NODE-PORT-TCP", "KUBE-LOAD-BALANCER")
-		return w.shell("ipset flush " + set), nil
+var ipvsFaults = append(rulesFaults,
+	shell("clear virtual servers", outage, "ipvsadm -C"),
+	shell("flush addresses", outage, "ip addr flush dev kube-ipvs0"),
+	shell("delete device", outage, "ip link del kube-ipvs0"),
+	shell("flush set", outage, "ipset flush ARG",
+		"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-NODE-PORT-TCP", "KUBE-LOAD-BALANCER"),
+	shell("delete server", outage, `ipvsadm -Sn | awk '$1=="-A"{print $2, $3; exit}' | xargs -r ipvsadm -D`))
+
+// socketFaults damage the maps and links of the socket programs.
+var socketFaults = []fault{
+	{"delete a file", none, func(w *world) (string, error) {
+		files, _ := filepath.Glob(filepath.Join(w.bpf, pinned, "*"))
+		if len(files) == 0 {
+			return "no file", nil
+		}
+		f := pick(w.rng, files...)
+		return filepath.Base(f), os.Remove(f)
 	}},
-	{"flush nat", outage, func(w *world) (string, error) { return w.shell(w.iptables() + " -t nat -F"), nil }},
-	{"flush filter", outage, func(w *world) (string, error) { return w.shell(w.iptables() + " -F"), nil }},
-	{"delete server", outage, func(w *world) (string, error) {
-		return w.shell("ipvsadm -Sn | awk '$1==\"-A\"{print $2, $3; exit}' | xargs -r ipvsadm -D"), nil
+	{"delete all files", none, func(w *world) (string, error) { return "", os.RemoveAll(filepath.Join(w.bpf, pinned)) }},
+	{"delete an entry", none, func(w *world) (string, error) {
+		name := pick(w.rng, "frontends", "endpoints", "members", "addresses") // the maps whose entries the objects determine
+		table, err := ebpf.LoadPinnedMap(filepath.Join(w.bpf, pinned, name), nil)
+		if err != nil {
+			return "no map", nil
+		}
+		defer table.Close()
+		key, err := table.NextKeyBytes(nil)
+		if err != nil || key == nil {
+			return "no entry", err
+		}
+		return name, table.Delete(key)
 	}},
 }
 
@@ -221,15 +187,12 @@ var machineFaults = []fault{
 	{"clock", none, func(w *world) (string, error) {
 		by := time.Duration(w.rng.IntN(96)-48) * time.Hour
 		ts, err := unix.TimeToTimespec(time.Now().Add(by))
-		if err != nil {
-			return "", err
-		}
-		return by.String(), unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+		return by.String(), errors.Join(err, unix.ClockSettime(unix.CLOCK_REALTIME, &ts))
 	}},
 	{"full connection tracking", outage, func(w *world) (string, error) {
 		// The agent's connections to the API server are tracked, too.
 		w.server.endWatches(w.rng.IntN(2) == 0)
-		return fillTracking(trackedMax, time.Duration(w.rng.IntN(3000))*time.Millisecond)
+		return fillTracking("/proc/sys/net/netfilter/nf_conntrack_max", time.Duration(w.rng.IntN(3000))*time.Millisecond)
 	}},
 }
 
@@ -243,5 +206,3 @@ func fillTracking(file string, d time.Duration) (string, error) {
 	time.AfterFunc(d, func() { os.WriteFile(file, before, 0) })
 	return fmt.Sprint(d), os.WriteFile(file, []byte(full), 0)
 }
-
-const trackedMax = "/proc/sys/net/netfilter/nf_conntrack_max"

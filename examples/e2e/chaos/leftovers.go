@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -19,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/go-proxier/proxier/tracker"
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // lists holds the commands that list the kernel's state. Programs that are not installed are left
@@ -32,15 +33,18 @@ var lists = []string{
 var (
 	// nothing matches the programs' errors if the kernel has no such objects.
 	nothing = regexp.MustCompile(`does not exist|Protocol not available|Can't initialize ipvs|Table does not exist`)
-	// ofServices matches the names and addresses of Services and of other nodes' pods, and
-	// ofAgent the names of the agent's objects.
-	ofServices = regexp.MustCompile(`\bworld/svc-\d+|\b10\.96\.\d+\.[1-9]\d*|\bfd00:96::[0-9a-f]+|\b198\.51\.100\.\d+|\b203\.0\.113\.\d+|` +
-		`\b2001:db8:(e|1b)::[0-9a-f]+|\b10\.244\.128\.\d+|\bfd00:244:0:1:[0-9a-f:]+`)
-	ofAgent = regexp.MustCompile(`\bKUBE-[\w-]+|\bkube-ipvs0\b|\bproxier[\w-]*`)
+	// ofServices matches the names and addresses of Services and of other nodes' pods, and ofAgent those and the
+	// names of the agent's objects.
+	ofServices = regexp.MustCompile(servicesPattern)
+	ofAgent    = regexp.MustCompile(servicesPattern + `|\b` + kubernetesIP + `\b|\bKUBE-[\w-]+|\bkube-ipvs0\b|\bproxier[\w-]*`)
 )
 
-// remnants returns what the expressions match in the kernel's state, except some names.
-func (n *node) remnants(except []string, of ...*regexp.Regexp) (out []string, err error) {
+const servicesPattern = `\bworld/svc-\d+|\b10\.96\.\d+\.[1-9]\d*|\bfd00:96::[0-9a-f]+|\b198\.51\.100\.\d+|\b203\.0\.113\.\d+|` +
+	`\b2001:db8:(e|1b)::[0-9a-f]+|\b10\.244\.128\.\d+|\bfd00:244:0:1:[0-9a-f:]+`
+
+// remnants returns what an expression matches in the kernel's state. The guard of the loopback range may stay, for as
+// long as the sysctl route_localnet (iptables/DESIGN.md).
+func (n *node) remnants(of *regexp.Regexp) (out []string, err error) {
 	for _, command := range lists {
 		args := strings.Fields(command)
 		if _, err := exec.LookPath(args[0]); err != nil {
@@ -51,11 +55,9 @@ func (n *node) remnants(except []string, of ...*regexp.Regexp) (out []string, er
 			return nil, err
 		}
 		for line := range strings.Lines(text) {
-			for _, r := range of {
-				for _, name := range r.FindAllString(line, -1) {
-					if !slices.Contains(except, name) {
-						out = append(out, fmt.Sprintf("left over: %s: %s in %.200q", command, name, strings.TrimSpace(line)))
-					}
+			for _, name := range of.FindAllString(line, -1) {
+				if name != "KUBE-PROXY-LOCALNET" {
+					out = append(out, fmt.Sprintf("left over: %s: %s in %.200q", command, name, strings.TrimSpace(line)))
 				}
 			}
 		}
@@ -68,30 +70,23 @@ func (n *node) remnants(except []string, of ...*regexp.Regexp) (out []string, er
 // its rules in the same time.
 func (w *world) staleFlows() (out []string, err error) {
 	v := w.oracle.now()
+	addr := func(ip net.IP) netip.Addr { a, _ := netip.AddrFromSlice(ip); return a.Unmap() }
 	err = w.node.Do(func() error {
-		for f, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-			list, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
-			if err != nil {
-				return fmt.Errorf("connection tracking: %w", err)
+		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		six, err6 := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET6)
+		for _, flow := range append(list, six...) {
+			to, server := flow.Forward, netip.AddrPortFrom(addr(flow.Reverse.SrcIP), flow.Reverse.SrcPort)
+			if to.Protocol != unix.IPPROTO_UDP || addr(to.DstIP) == server.Addr() {
+				continue
 			}
-			for _, flow := range list {
-				from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
-				to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
-				server, _ := netip.AddrFromSlice(flow.Reverse.SrcIP)
-				if flow.Forward.Protocol != unix.IPPROTO_UDP || to == server {
-					continue
-				}
-				p := place{in: "eth1"}
-				p.addr[f] = from.Unmap()
-				t := target{netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), v1.ProtocolUDP}
-				at := netip.AddrPortFrom(server.Unmap(), flow.Reverse.SrcPort)
-				svc := v.Trace(p.packet(t, v)).Port
-				if svc == nil && !w.oracle.restarted.Load() && !w.restored || svc != nil && !slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
-					out = append(out, fmt.Sprint("left over: flow ", flow))
-				}
+			svc := v.Trace(ruleset.Packet{
+				From: addr(to.SrcIP), InInterface: "eth1", Protocol: v1.ProtocolUDP, To: netip.AddrPortFrom(addr(to.DstIP), to.DstPort), NodeAddresses: v.local,
+			}).Port
+			if svc == nil && !w.oracle.restarted.Load() && !w.restored || svc != nil && !has(svc, server) {
+				out = append(out, fmt.Sprint("left over: flow ", flow))
 			}
 		}
-		return nil
+		return errors.Join(err, err6)
 	})
 	return out, err
 }
@@ -110,8 +105,8 @@ func (w *world) end(ctx context.Context) error {
 		}
 	}
 	w.objects.deleteServices()
-	if err := w.judge(ctx); err != nil || w.rec.failed() {
-		return err
+	if w.judge(ctx); !w.goesOn(ctx) {
+		return nil
 	}
 	w.traffic.end()
 	// Mode nftables removes its entry for a removed endpoint with the first change after a second, not
@@ -123,59 +118,50 @@ func (w *world) end(ctx context.Context) error {
 	if w.mode.name == "ipvs" {
 		limit += ipvsTimeout
 	}
-	var before map[string]float64
-	for end, n := time.Now().Add(limit), 1; ; n++ {
-		now, err := w.agent.usage() // which also removes the counters of the Services
-		for name := range before {
-			now[name] = min(now[name], before[name]) // connections of the clients of its servers come and go
+	w.require(ctx, limit, func() ([]string, error) {
+		if _, err := w.usage(); err != nil { // which also removes the counters of the Services
+			return nil, err
 		}
-		before = now
-		left, errLeft := w.node.remnants([]string{kubernetesIP}, ofServices)
-		if err := errors.Join(err, errLeft); err != nil || ctx.Err() != nil {
+		return w.node.remnants(ofServices)
+	})
+	before, err := w.usage()
+	for range 20 { // connections of the clients of the agent's servers come and go
+		if err != nil {
 			return err
 		}
-		if len(left) == 0 && n >= 20 || time.Now().After(end) {
-			w.failAll(left)
-			break
+		sleep(ctx, 250*time.Millisecond)
+		var now map[string]float64
+		now, err = w.usage()
+		for name := range before {
+			before[name] = min(now[name], before[name])
 		}
-		sleep(ctx, pollInterval)
 	}
 	if err := w.restart(syscall.SIGTERM, nil); err != nil {
 		return err
 	}
-	w.failAll(w.wait(ctx))
+	w.require(ctx, w.o.settle, w.wrong)
 	// The rules are right before the new agent has attached the programs of mode sockets again.
-	excess, err := w.agent.excess(before)
-	for end := time.Now().Add(w.o.settle); err == nil && len(excess) != 0 && time.Now().Before(end) && ctx.Err() == nil; {
-		sleep(ctx, pollInterval)
-		excess, err = w.agent.excess(before)
-	}
-	if err != nil {
-		return err
-	}
-	w.failAll(excess)
+	w.require(ctx, w.o.settle, func() ([]string, error) { return w.excess(before) })
 	if err := w.agent.Stop(syscall.SIGTERM); err != nil {
 		w.rec.failf("%v", err)
 	}
-	if err := w.agent.cleanUp(); err != nil {
-		w.rec.failf("run --cleanup: %v", err)
-	}
-	// The guard of the loopback range stays for as long as the sysctl route_localnet (iptables/DESIGN.md).
-	left, err := w.node.remnants([]string{"KUBE-PROXY-LOCALNET"}, ofServices, ofAgent)
-	if err != nil {
-		return err
-	}
-	files, err := os.ReadDir(w.agent.dir)
-	for _, f := range files {
-		left = append(left, "left over: the agent's file "+f.Name())
-	}
-	w.failAll(left)
-	return err
+	w.cleanUp()
+	w.require(ctx, 0, func() ([]string, error) {
+		left, err := w.node.remnants(ofAgent)
+		files, errFiles := os.ReadDir(w.tmp)
+		for _, f := range files {
+			left = append(left, "left over: the agent's file "+f.Name())
+		}
+		return left, errors.Join(err, errFiles)
+	})
+	return nil
 }
 
-// failAll records failures.
-func (w *world) failAll(list []string) {
-	for _, text := range list {
-		w.rec.failf("%s", text)
+// require records what wrong still finds after the time.
+func (w *world) require(ctx context.Context, limit time.Duration, wrong func() ([]string, error)) {
+	for _, text := range w.until(ctx, limit, wrong) {
+		if ctx.Err() == nil {
+			w.rec.failf("%s", text)
+		}
 	}
 }

@@ -79,15 +79,15 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
-
-func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
 
 type options struct {
 	length    time.Duration
@@ -101,9 +101,6 @@ type options struct {
 	only      string
 	nodeproxy string
 	dir       string
-	// loseEvents makes the API server withhold some changes from watches, so that tests can
-	// check that chaos finds an agent that misses a change.
-	loseEvents bool
 }
 
 func newFlags(f *flag.FlagSet) *options {
@@ -113,7 +110,7 @@ func newFlags(f *flag.FlagSet) *options {
 	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "seed of the first world; each world adds 1")
 	f.IntVar(&o.worlds, "worlds", 0, "number of worlds of each mode; 0 means as many as -for allows")
 	f.IntVar(&o.rounds, "rounds", 6, "number of rounds of a world")
-	f.IntVar(&o.services, "services", 30, "number of Services")
+	f.IntVar(&o.services, "services", 30, "number of Services, from 1 to 1000")
 	f.IntVar(&o.rate, "rate", 50, "connections opened per second, in each mode")
 	f.DurationVar(&o.settle, "settle", time.Minute, "longest time until the state must be right after a round")
 	f.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; all if empty")
@@ -122,46 +119,33 @@ func newFlags(f *flag.FlagSet) *options {
 	return o
 }
 
-// maxServices is the largest number of Services, each of which has NodePorts of its own.
-const maxServices = 1000
-
-// command runs the command and returns the exit status.
-func command(args []string, out, diag io.Writer) int {
-	f := flag.NewFlagSet("chaos", flag.ExitOnError)
-	o := newFlags(f)
-	f.SetOutput(diag)
-	f.Parse(args)
+func main() {
+	o := newFlags(flag.CommandLine)
+	flag.Parse()
+	log.SetFlags(0)
+	log.SetPrefix("chaos: ")
 	// In a user namespace iptables-nft may not enlarge its socket's buffer, so root stays outside.
 	if os.Geteuid() != 0 {
-		if inside, code, err := netlab.Reexec(); err != nil || !inside {
-			if err != nil {
-				fmt.Fprintf(diag, "chaos: %v\n", err)
-				code = 1
-			}
-			return code
+		if inside, code, err := netlab.Reexec(); err != nil {
+			log.Fatal(err)
+		} else if !inside {
+			os.Exit(code)
 		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	failures, err := o.run(ctx, out)
-	if err != nil {
-		fmt.Fprintf(diag, "chaos: %v\n", err)
-	}
+	failures, err := o.run(ctx, os.Stdout)
+	stop()
 	if failures != 0 {
-		fmt.Fprintf(out, "%d failures\n", failures)
+		err = errors.Join(err, fmt.Errorf("%d failures", failures))
 	}
-	if err != nil || failures != 0 {
-		return 1
+	if err != nil {
+		log.Fatal(err)
 	}
-	return 0
 }
 
 // run runs all modes concurrently and returns the number of failures. In a virtual machine, where a
 // fault of one world would affect all, it runs one after the other and divides the time.
 func (o *options) run(ctx context.Context, out io.Writer) (failures int, err error) {
-	if o.services < 1 || o.services > maxServices || o.rate < 1 {
-		return 0, fmt.Errorf("-services must be from 1 to %d, and -rate positive", maxServices)
-	}
 	modes, err := o.chosenModes(out)
 	if err != nil {
 		return 0, err
@@ -174,66 +158,50 @@ func (o *options) run(ctx context.Context, out io.Writer) (failures int, err err
 	if o.nodeproxy, err = process.Nodeproxy(ctx, o.nodeproxy, dir); err != nil {
 		return 0, err
 	}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var errs []error
-	report := log.New(out, "", 0)
-	length := o.length
+	var g errgroup.Group
+	var count atomic.Int64
+	report, length := log.New(out, "", 0), o.length
 	if inMachine() {
+		g.SetLimit(1)
 		length /= time.Duration(len(modes))
 	}
 	for _, m := range modes {
-		wg.Go(func() {
-			n, err := o.runMode(ctx, m, length, report)
-			mu.Lock()
-			defer mu.Unlock()
-			failures += n
-			if err != nil && ctx.Err() == nil {
-				errs = append(errs, fmt.Errorf("mode %s: %w", m.name, err))
+		g.Go(func() error {
+			start := time.Now()
+			for i := 0; ctx.Err() == nil && (i < o.worlds || o.worlds == 0 && (i == 0 || time.Since(start) < length)); i++ {
+				seed := o.seed + uint64(i)
+				n, err := o.runWorld(ctx, m, seed, report)
+				count.Add(int64(n))
+				if err != nil && ctx.Err() == nil {
+					return fmt.Errorf("mode %s, seed %d: %w", m.name, seed, err)
+				}
 			}
+			return nil
 		})
-		if inMachine() {
-			wg.Wait()
-		}
 	}
-	wg.Wait()
-	return failures, errors.Join(errs...)
+	err = g.Wait()
+	return int(count.Load()), err
 }
 
 // chosenModes returns the modes to run. Of "all", it leaves out those that this machine does
 // not support, and prints them.
 func (o *options) chosenModes(out io.Writer) (chosen []*mode, err error) {
 	names := strings.Split(o.modes, ",")
-	if o.modes == "all" {
-		names = modeNames()
-	}
-	for _, name := range names {
-		i := slices.IndexFunc(modes, func(m *mode) bool { return m.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("unknown mode %q", name)
+	for _, m := range modes {
+		if !slices.Contains(names, m.name) && o.modes != "all" {
+			continue
 		}
-		switch err := modes[i].supported(); {
+		switch err := m.supported(); {
 		case err == nil:
-			chosen = append(chosen, modes[i])
+			chosen = append(chosen, m)
 		case o.modes == "all":
-			fmt.Fprintf(out, "%-15s left out: %v\n", name, err)
+			fmt.Fprintf(out, "%-15s left out: %v\n", m.name, err)
 		default:
-			return nil, fmt.Errorf("mode %s: %w", name, err)
+			return nil, fmt.Errorf("mode %s: %w", m.name, err)
 		}
+	}
+	if o.modes != "all" && len(chosen) != len(names) {
+		return nil, fmt.Errorf("-mode %s: the modes are %s", o.modes, strings.Join(modeNames(), ", "))
 	}
 	return chosen, nil
-}
-
-// runMode runs worlds in one mode, for a time unless their number is given.
-func (o *options) runMode(ctx context.Context, m *mode, length time.Duration, out *log.Logger) (failures int, err error) {
-	start := time.Now()
-	for world := 0; err == nil && ctx.Err() == nil && (world < o.worlds || o.worlds == 0 && (world == 0 || time.Since(start) < length)); world++ {
-		var n int
-		seed := o.seed + uint64(world)
-		if n, err = o.runWorld(ctx, m, seed, out); err != nil {
-			err = fmt.Errorf("seed %d: %w", seed, err)
-		}
-		failures += n
-	}
-	return failures, err
 }

@@ -8,8 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -23,23 +28,14 @@ type mode struct {
 	nodePorts string
 	// programs are the tools that faults need.
 	programs []string
-	// probe, if not nil, returns an error if the machine does not support the mode.
-	probe func() error
 	// faults are the faults of the mode's rules.
 	faults []fault
-	// prepare, if not nil, prepares the environment of an agent on a node.
-	prepare func() (environment, error)
-}
-
-// environment is what an agent needs besides a network namespace.
-type environment struct {
-	args []string
-	wrap func(*exec.Cmd) *exec.Cmd
-	// dir is a folder of pinned BPF objects.
-	dir string
-	// path is a folder of programs that come before those of the machine, or "".
-	path  string
-	close func()
+	// flavor ends the names of the iptables tools.
+	flavor string
+	// probe, if not nil, returns an error if the machine does not support the mode. The host has no rules.
+	probe func(*netlab.Host) error
+	// prepare, if not nil, prepares a world for its agents.
+	prepare func(*world) error
 }
 
 var modes = []*mode{
@@ -48,18 +44,24 @@ var modes = []*mode{
 		faults: nftFaults,
 	},
 	{
-		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore"},
+		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save"},
 		faults: iptablesFaults,
 	},
 	{
-		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables", "--iptables-flavor", "legacy"}, nodePorts: "all", programs: []string{"iptables-legacy", "ip6tables-legacy"},
-		faults: iptablesFaults, prepare: prepareLegacy,
+		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables", "--iptables-flavor", "legacy"}, nodePorts: "all",
+		programs: []string{"iptables-legacy", "ip6tables-legacy"},
+		faults:   iptablesFaults, flavor: "-legacy",
 	},
 	{
 		// IPVS may keep a connection that has ended for the time of an open one (15 minutes by
 		// default), if two processors handle its last packets. Its endpoint drains as long.
-		name: "ipvs", args: []string{"--proxy-mode", "ipvs", "--ipvs-tcp-timeout", "2m"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm", "ip"},
-		faults: ipvsFaults, probe: probeIPVS,
+		name: "ipvs", args: []string{"--proxy-mode", "ipvs", "--ipvs-tcp-timeout", "2m"}, nodePorts: "all",
+		programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm"},
+		faults:   ipvsFaults,
+		probe: func(h *netlab.Host) error {
+			_, err := h.Output("ipvsadm", "-Sn")
+			return err
+		},
 	},
 	{
 		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, nodePorts: "primary", programs: []string{"nft", "unshare", "mount"},
@@ -67,7 +69,10 @@ var modes = []*mode{
 	},
 	{
 		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, nodePorts: "primary", programs: []string{"nft"},
-		faults: append(offloadFaults, nftFaults...), probe: probeOffload,
+		faults: append(offloadFaults, nftFaults...),
+		probe: func(h *netlab.Host) error {
+			return nftables.Probe(context.Background(), nftables.Config{NetNS: h.File(), Offload: &nftables.Offload{Interfaces: []string{"*"}}})
+		},
 	},
 }
 
@@ -80,7 +85,7 @@ func modeNames() (out []string) {
 
 // supported returns an error that names what the mode lacks on this machine.
 func (m *mode) supported() error {
-	for _, p := range m.programs {
+	for _, p := range append(slices.Clone(m.programs), "ip") {
 		if _, err := exec.LookPath(p); err != nil {
 			return err
 		}
@@ -88,29 +93,11 @@ func (m *mode) supported() error {
 	if m.probe == nil {
 		return nil
 	}
-	return m.probe()
-}
-
-func (m *mode) environment() (environment, error) {
-	if m.prepare == nil {
-		return environment{close: func() {}}, nil
-	}
-	return m.prepare()
-}
-
-// prepareLegacy creates a folder in which iptables has the legacy flavor, whatever the machine's is.
-func prepareLegacy() (e environment, err error) {
-	if e.path, err = os.MkdirTemp("", "chaos-legacy-"); err != nil {
-		return e, err
-	}
-	e.close = func() { os.RemoveAll(e.path) }
-	for _, tool := range []string{"iptables", "ip6tables"} {
-		for _, action := range []string{"", "-save", "-restore"} {
-			program, lookErr := exec.LookPath(tool + "-legacy" + action)
-			err = errors.Join(err, lookErr, os.Symlink(program, filepath.Join(e.path, tool+action)))
-		}
-	}
-	return e, err
+	lab := netlab.New()
+	defer lab.Close()
+	h := lab.Host("probe")
+	lab.Do(func() error { return m.probe(h) })
+	return lab.Err
 }
 
 // judges reports whether a mode does what a verdict says. IPVS takes all packets to an address that
@@ -129,22 +116,39 @@ func (m *mode) keeps(from *place, v ruleset.Verdict) bool {
 	return m.name != "ipvs" || !strings.HasPrefix(from.in, "veth") || v.Frontend.Kind == ruleset.KindNodePort || !v.Frontend.ShortCircuit()
 }
 
-func probeIPVS() error {
-	n, err := newNode()
+// probeSockets returns an error if this process cannot load socket programs.
+func probeSockets(*netlab.Host) error {
+	dir, closeDir, err := socketlb.TemporaryDir()
 	if err != nil {
 		return err
 	}
-	defer n.lab.Close()
-	_, err = n.Output("ipvsadm", "-Sn")
-	return err
+	root, err := socketlb.RootCgroup()
+	if err == nil {
+		err = socketlb.Probe(context.Background(), socketlb.Config{Dir: dir, Cgroup: root})
+	}
+	return errors.Join(err, closeDir())
 }
 
-// probeOffload returns an error if the kernel has no flowtables.
-func probeOffload() error {
-	n, err := newNode()
+// pinned is the folder of an agent in the BPF file system.
+const pinned = "proxier-socketlb"
+
+// prepareSockets gives a world's agents a BPF file system and a cgroup without processes.
+func prepareSockets(w *world) error {
+	root, err := socketlb.RootCgroup()
 	if err != nil {
 		return err
 	}
-	defer n.lab.Close()
-	return nftables.Probe(context.Background(), nftables.Config{NetNS: n.File(), Offload: &nftables.Offload{Interfaces: []string{"*"}}})
+	cgroup, err := os.MkdirTemp(root, "chaos-")
+	if err != nil {
+		return err
+	}
+	w.atEnd(func() { os.Remove(cgroup) })
+	w.bpf = filepath.Join(w.dir, "bpf")
+	if err := errors.Join(os.Mkdir(w.bpf, 0o755), os.NewSyscallError("mount", unix.Mount("bpf", w.bpf, "bpf", 0, ""))); err != nil {
+		return err
+	}
+	w.atEnd(func() { unix.Unmount(w.bpf, unix.MNT_DETACH) })
+	w.args = append(w.args, "--socket-lb-cgroup", cgroup)
+	w.command = append([]string{"unshare", "-m", "sh", "-c", `mount --make-rprivate / && mount --bind "$0" /sys/fs/bpf && exec "$@"`, w.bpf}, w.command...)
+	return nil
 }

@@ -26,25 +26,14 @@ type objects struct {
 	addresses []v1.NodeAddress
 }
 
-// numbered returns a function that adds a number to the address before the first one of a range.
-func numbered(before ...string) func(tracker.Family, int) netip.Addr {
-	return func(f tracker.Family, n int) netip.Addr {
-		if f == tracker.IPv4 {
-			return number(before[0], n)
-		}
-		return number(before[1], n)
-	}
-}
-
 // kubernetesIP is the cluster IP of the API server's own Service.
-const kubernetesIP = "10.96.100.200"
+const kubernetesIP = "10.97.0.1"
 
 func newObjects(seed uint64, n int, s *apiServer) *objects {
 	var backends []worldgen.Backend
 	for i := range pods {
 		backends = append(backends, worldgen.Backend{
-			Node: fmt.Sprintf("n%d", 1+i/localPods), Ports: podPorts,
-			Addr: func(f tracker.Family) netip.Addr { return podAddr(i, map[tracker.Family]int{tracker.IPv6: 1}[f]) },
+			Node: fmt.Sprintf("n%d", 1+i/localPods), Ports: podPorts, Addr: func(f tracker.Family) netip.Addr { return podAddr(i, f) },
 		})
 	}
 	return &objects{
@@ -53,9 +42,9 @@ func newObjects(seed uint64, n int, s *apiServer) *objects {
 			Families: []tracker.Family{tracker.IPv4, tracker.IPv6},
 			Node:     tracker.NodeInfo{Name: nodeName},
 			Backends: backends, Services: n, Affinity: true,
-			ClusterIP:      numbered("10.96.0.0", "fd00:96::"),
-			ExternalIP:     numbered("198.51.100.0", "2001:db8:e::"),
-			LoadBalancerIP: numbered("203.0.113.0", "2001:db8:1b::"),
+			ClusterIP:      func(f tracker.Family, n int) netip.Addr { return number(f, n, "10.96.0.0", "fd00:96::") },
+			ExternalIP:     func(f tracker.Family, n int) netip.Addr { return number(f, n, "198.51.100.0", "2001:db8:e::") },
+			LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return number(f, n, "203.0.113.0", "2001:db8:1b::") },
 			Sources:        []string{"192.0.2.0/24", "192.0.0.0/16", "198.18.0.0/15", "10.0.0.0/8", "2001:db8::/32", "2001:db8:5::/64", "0.0.0.0/0", "192.168.50.0/24"},
 			Protocols:      []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP},
 		}),
@@ -80,7 +69,11 @@ func (o *objects) start() {
 func (o *objects) step() {
 	switch o.rng.IntN(25) {
 	case 0:
-		o.server.set(serviceCIDRs, o.serviceCIDR())
+		o.server.set(serviceCIDRs, &networking.ServiceCIDR{
+			ObjectMeta: metav1.ObjectMeta{Name: pick(o.rng, "k", "l")},
+			Spec: networking.ServiceCIDRSpec{CIDRs: pick(o.rng,
+				[]string{"10.96.0.0/16"}, []string{"10.96.0.0/16", "fd00:96::/112"}, []string{"10.97.0.0/16"}, []string{"10.96.0.0/24"})},
+		})
 	case 1:
 		o.server.delete(serviceCIDRs, "/k")
 	case 2:
@@ -137,36 +130,20 @@ func (o *objects) deleteServices() {
 
 // setNode sets this node's object. At times its addresses change.
 func (o *objects) setNode(zone string) {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{}}}
-	if zone != "" {
-		n.Labels[v1.LabelTopologyZone] = zone
-	}
-	n.Spec.PodCIDRs = []string{"10.244.0.0/24"}
 	if o.rng.IntN(10) == 0 || o.addresses == nil {
-		o.addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: nodeName}}
-		add := func(kind v1.NodeAddressType, a string) {
-			o.addresses = append(o.addresses, v1.NodeAddress{Type: kind, Address: a})
-		}
-		if o.rng.IntN(20) != 0 {
-			add(v1.NodeInternalIP, pick(o.rng, nodeAddr4, nodeAddr4, otherAddr4))
-			if o.rng.IntN(4) != 0 {
-				add(v1.NodeInternalIP, pick(o.rng, nodeAddr6, otherAddr6))
-			}
-			if o.rng.IntN(3) == 0 {
-				add(v1.NodeExternalIP, "192.0.2.99")
-			}
-		}
+		o.addresses = []v1.NodeAddress{
+			{Type: v1.NodeHostName, Address: nodeName},
+			{Type: v1.NodeInternalIP, Address: pick(o.rng, nodeAddr4, nodeAddr4, otherAddr4)},
+			{Type: v1.NodeInternalIP, Address: pick(o.rng, nodeAddr6, otherAddr6)},
+			{Type: v1.NodeExternalIP, Address: "192.0.2.99"},
+		}[:pick(o.rng, 1, 2, 2, 3, 3, 3, 4, 4)]
+	}
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1.NodeSpec{PodCIDRs: []string{"10.244.0.0/24"}}}
+	if zone != "" {
+		n.Labels = map[string]string{v1.LabelTopologyZone: zone}
 	}
 	n.Status.Addresses = o.addresses
 	o.server.set(nodes, n)
-}
-
-func (o *objects) serviceCIDR() *networking.ServiceCIDR {
-	return &networking.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: pick(o.rng, "k", "l")},
-		Spec: networking.ServiceCIDRSpec{CIDRs: pick(o.rng,
-			[]string{"10.96.0.0/16"}, []string{"10.96.0.0/16", "fd00:96::/112"}, []string{"10.97.0.0/16"}, []string{"10.96.0.0/24"})},
-	}
 }
 
 func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }

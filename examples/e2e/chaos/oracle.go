@@ -3,18 +3,21 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -32,9 +35,6 @@ type oracle struct {
 	// change. Any version from base to latest may be in effect. before is the base before base.
 	before, base, latest atomic.Pointer[version]
 
-	mu sync.Mutex
-	// recent holds the Services that were changed last.
-	recent []types.NamespacedName
 	// restarted is set if the agent has been restarted. It cannot recognize the flows of Services that
 	// were deleted while no agent ran (conntrack/doc.go).
 	restarted atomic.Bool
@@ -43,17 +43,22 @@ type oracle struct {
 // version is the ruleset after one change.
 type version struct {
 	*ruleset.Snapshot
-	// local holds the node's addresses by family.
-	local [2][]netip.Addr
+	// local holds the node's addresses.
+	local []netip.Addr
 	// setting counts the changes of the node's addresses and of ServiceCIDRs.
 	setting int
-	next    atomic.Pointer[version]
+	// recent holds the Services that were changed last.
+	recent []types.NamespacedName
+	next   atomic.Pointer[version]
 }
+
+// nodeIPs holds the addresses of a node whose object has none, as the agent reads them from the routing table.
+var nodeIPs = parse(netip.MustParseAddr, nodeAddr4, nodeAddr6)
 
 // newOracle returns an oracle for agents with these addresses of NodePorts.
 func newOracle(nodePorts string) (*oracle, error) {
 	o := &oracle{cidrs: map[string][]netip.Prefix{}}
-	info := tracker.NodeInfo{Name: nodeName, Addresses: []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}}
+	info := tracker.NodeInfo{Name: nodeName, Addresses: nodeIPs}
 	var err error
 	if o.tracker, err = tracker.New(tracker.Config{Node: info, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}}); err != nil {
 		return nil, err
@@ -62,12 +67,8 @@ func newOracle(nodePorts string) (*oracle, error) {
 	if err != nil {
 		return nil, err
 	}
-	var pods []netip.Prefix
-	for cidr := range strings.SplitSeq(clusterCIDRs, ",") {
-		pods = append(pods, netip.MustParsePrefix(cidr))
-	}
 	if o.engine, err = ruleset.NewEngine(ruleset.Config{
-		Source: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: pods},
+		Source: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: parse(netip.MustParsePrefix, strings.Split(clusterCIDRs, ",")...)},
 	}); err != nil {
 		return nil, err
 	}
@@ -78,61 +79,48 @@ func newOracle(nodePorts string) (*oracle, error) {
 	return o, nil
 }
 
-// change receives a new or changed object, or nil for a deleted one.
-func (o *oracle) change(r resource, name string, obj object) {
-	namespace, short, _ := strings.Cut(name, "/")
-	id, setting := types.NamespacedName{Namespace: namespace, Name: short}, 0
+// change receives a change of an object.
+func (o *oracle) change(kind watch.EventType, obj object) {
+	id, setting := types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}, 0
+	deleted := kind == watch.Deleted
 	switch x := obj.(type) {
 	case *v1.Service:
-		o.tracker.SetService(x)
+		if deleted {
+			o.tracker.DeleteService(id)
+		} else {
+			o.tracker.SetService(x)
+		}
 	case *discovery.EndpointSlice:
-		o.tracker.SetSlice(x)
+		if deleted {
+			o.tracker.DeleteSlice(id)
+		} else {
+			o.tracker.SetSlice(x)
+		}
+		id.Name = x.Labels[discovery.LabelServiceName]
 	case *v1.Node:
 		info := tracker.NodeInfoOf(x)
-		if len(info.Addresses) == 0 { // the agent reads them from the routing table
-			info.Addresses = []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}
+		if len(info.Addresses) == 0 {
+			info.Addresses = nodeIPs
 		}
-		if before := o.now().Node.Info; !slices.Equal(before.Addresses, info.Addresses) {
+		if !slices.Equal(o.now().Node.Info.Addresses, info.Addresses) {
 			setting = 1
 		}
-		o.tracker.SetNode(info)
+		o.tracker.SetNode(info) // a Node's last state stays in effect
 	case *networking.ServiceCIDR:
-		o.cidrs[name] = nil
-		for _, s := range x.Spec.CIDRs {
-			o.cidrs[name] = append(o.cidrs[name], netip.MustParsePrefix(s))
+		if o.cidrs[id.Name] = parse(netip.MustParsePrefix, x.Spec.CIDRs...); deleted {
+			delete(o.cidrs, id.Name)
 		}
-	case nil: // a Node's last state stays in effect
-		switch r {
-		case services:
-			o.tracker.DeleteService(id)
-		case slicesOf:
-			o.tracker.DeleteSlice(id)
-		case serviceCIDRs:
-			delete(o.cidrs, name)
-		}
-	}
-	if r == serviceCIDRs {
-		var all []netip.Prefix
-		for _, list := range o.cidrs {
-			all = append(all, list...)
-		}
-		o.engine.SetServiceCIDRs(all, nil)
+		o.engine.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(o.cidrs))...), nil)
 		setting = 1
 	}
-	o.publish(o.now().local, setting)
-	if slice, ok := obj.(*discovery.EndpointSlice); ok {
-		id.Name = slice.Labels[discovery.LabelServiceName]
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.recent = append(o.recent, id)
-	o.recent = o.recent[max(0, len(o.recent)-recentServices):]
+	o.publish(o.now().local, setting, id)
 }
 
 // publish appends a version. Only one goroutine calls it.
-func (o *oracle) publish(local [2][]netip.Addr, setting int) {
+func (o *oracle) publish(local []netip.Addr, setting int, changed ...types.NamespacedName) {
 	old := o.now()
-	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: old.setting + setting}
+	recent := slices.Concat(old.recent, changed)
+	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: old.setting + setting, recent: recent[max(0, len(recent)-recentServices):]}
 	old.next.Store(v)
 	o.latest.Store(v)
 }
@@ -159,13 +147,11 @@ const recentServices = 20
 // pick returns a random TCP or UDP destination: a frontend that a Service has, or had at the end of
 // the round before. Some have a port that is closed, or an address that no Service has.
 func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
-	v := pick(rng, o.before.Load(), o.since(), o.now())
+	v, recent := pick(rng, o.before.Load(), o.since(), o.now()), o.now().recent
 	list := v.Ports
-	o.mu.Lock()
-	if len(o.recent) != 0 && rng.IntN(2) == 0 {
-		list = v.PortsOf(pick(rng, o.recent...))
+	if len(recent) != 0 && rng.IntN(2) == 0 {
+		list = v.PortsOf(pick(rng, recent...))
 	}
-	o.mu.Unlock()
 	if len(list) == 0 {
 		return t, false
 	}
@@ -173,21 +159,21 @@ func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 	if len(svc.Frontends) == 0 {
 		return t, false
 	}
-	t, ok = targetOf(rng.IntN, svc, pick(rng, svc.Frontends...))
+	t, ok = targetOf(rng, svc, pick(rng, svc.Frontends...))
 	switch rng.IntN(40) {
 	case 0:
 		t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+rng.IntN(1000)))
 	case 1:
-		t.to = netip.AddrPortFrom(number(map[tracker.Family]string{tracker.IPv4: "10.96.200.0", tracker.IPv6: "fd00:96::f000"}[svc.Key.Family], rng.IntN(1000)), 80)
+		t.to = netip.AddrPortFrom(number(svc.Key.Family, rng.IntN(1000), "10.96.200.0", "fd00:96::f000"), 80)
 	}
 	return t, ok
 }
 
 // targetOf returns the destination of connections to a frontend, unless it is of SCTP or a link-local address,
 // which belongs to an interface.
-func targetOf(random func(int) int, svc *ruleset.Port, to ruleset.Frontend) (t target, ok bool) {
+func targetOf(rng *rand.Rand, svc *ruleset.Port, to ruleset.Frontend) (t target, ok bool) {
 	if to.Kind == ruleset.KindNodePort {
-		to.Addr = nodeAddresses[map[tracker.Family]int{tracker.IPv6: 1}[svc.Key.Family]][random(2)]
+		to.Addr = pick(rng, number(svc.Key.Family, 0, nodeAddr4, nodeAddr6), number(svc.Key.Family, 0, "192.0.2.1", "2001:db8:1::1"))
 	}
 	return target{netip.AddrPortFrom(to.Addr, to.Port), svc.Key.Protocol}, svc.Key.Protocol != v1.ProtocolSCTP && to.Addr.IsGlobalUnicast()
 }
@@ -202,31 +188,29 @@ func targetOf(random func(int) int, svc *ruleset.Port, to ruleset.Frontend) (t t
 //   - while the node's zone changes, connections may reach all endpoints of a Service;
 //   - otherwise the outcome must be that of one of the versions. If one of them does not forward, the
 //     connection may be refused, lose packets or get no answer.
-func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
+func (o *oracle) judge(a attempt, got outcome) error {
 	var first error
-	list, old := o.until(v), v.Trace(from.packet(t, v)).Port
+	list, old := o.until(a.v), a.Port
 	right, mayFail := false, false
-	zones := slices.ContainsFunc(list, func(w *version) bool { return w.Node.Info.Zone != v.Node.Info.Zone })
+	zones := slices.ContainsFunc(list, func(w *version) bool { return w.Node.Info.Zone != a.v.Node.Info.Zone })
 	for _, w := range list {
-		verdict := w.Trace(from.packet(t, w))
+		verdict := w.trace(a.from, a.target)
 		svc, f := verdict.Port, verdict.Frontend
 		switch {
 		case verdict.Action == ruleset.ActionPass, got.Kind != netlab.Reached && svc != nil && dead(svc):
 			return nil
 		case got.Kind == netlab.Failed:
 		case (svc == nil) != (old == nil), svc != nil && svc.Spec != old.Spec,
-			w.setting != v.setting && (svc == nil || f.Kind == ruleset.KindNodePort || len(f.Sources) != 0):
+			w.setting != a.v.setting && (svc == nil || f.Kind == ruleset.KindNodePort || len(f.Sources) != 0):
 			return nil
 		}
 		mayFail = mayFail || verdict.Action == ruleset.ActionDrop || verdict.Action != ruleset.ActionForward && len(list) > 1
 		if zones && verdict.Action == ruleset.ActionForward {
 			verdict.Endpoints = svc.Endpoints
 		}
-		err := from.check(got, verdict, w)
+		err := w.check(a.from, got, verdict)
 		right = right || err == nil
-		if first == nil {
-			first = err
-		}
+		first = cmp.Or(first, err)
 	}
 	switch {
 	case right && (got.lost == 0 || mayFail):
@@ -239,22 +223,19 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 	return first
 }
 
-// hasEndpoint reports whether a Service has an endpoint at the address in one of the
-// versions since v, whatever its conditions.
-func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPort) bool {
-	for _, w := range o.until(v) {
-		if svc := w.Trace(from.packet(t, w)).Port; svc != nil && slices.ContainsFunc(svc.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at }) {
-			return true
-		}
+// ports returns the Service port to which an attempt led in each version since, or nil.
+func (o *oracle) ports(a attempt) (out []*ruleset.Port) {
+	for _, w := range o.until(a.v) {
+		out = append(out, w.trace(a.from, a.target).Port)
 	}
-	return false
+	return out
 }
 
-// forgotten reports whether the destination had no Service in one of the versions since v, and the agent
+// forgotten reports whether the destination had no Service in one of the versions since an attempt, and the agent
 // has been restarted. The first agent may have ended before it learned of the deletion, and the second
 // cannot recognize the flows.
-func (o *oracle) forgotten(v *version, from *place, t target) bool {
-	return o.restarted.Load() && slices.ContainsFunc(o.until(v), func(w *version) bool { return w.Trace(from.packet(t, w)).Port == nil })
+func (o *oracle) forgotten(a attempt) bool {
+	return o.restarted.Load() && slices.Contains(o.ports(a), nil)
 }
 
 // keeps reports whether a Service port has an endpoint that is ready or serving at an address, in the
@@ -265,47 +246,50 @@ func (o *oracle) keeps(key tracker.Key, at netip.AddrPort) bool {
 	})
 }
 
+// has reports whether a Service has an endpoint at an address, whatever its conditions.
+func has(s *ruleset.Port, at netip.AddrPort) bool {
+	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == at })
+}
+
 // dead reports whether a Service has an endpoint without a server.
 func dead(s *ruleset.Port) bool {
-	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return !alive(e.Addr) })
-}
-
-// alive reports whether a server answers at an address.
-func alive(at netip.AddrPort) bool {
-	for pod := range pods {
-		if at.Addr() == podAddr(pod, familyOf(at.Addr())) {
-			return slices.Contains(podPorts, at.Port())
+	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool {
+		for pod := range pods {
+			if e.Addr.Addr() == podAddr(pod, tracker.FamilyOf(e.Addr.Addr())) && slices.Contains(podPorts, e.Addr.Port()) {
+				return false
+			}
 		}
-	}
-	return false
+		return true
+	})
 }
 
-// packet returns the first packet of a connection, for [ruleset.Snapshot.Trace].
-func (p *place) packet(t target, v *version) ruleset.Packet {
-	f := familyOf(t.to.Addr())
-	return ruleset.Packet{From: p.addr[f], InInterface: p.in, Protocol: t.proto, To: t.to, NodeAddresses: v.local[f]}
+// trace returns the verdict on a connection's first packet.
+func (v *version) trace(from *place, t target) ruleset.Verdict {
+	return v.Trace(ruleset.Packet{From: from.own(t.to.Addr()), InInterface: from.in, Protocol: t.proto, To: t.to, NodeAddresses: v.local})
 }
 
-// check returns an error unless the outcome of a connection from the place agrees with the
-// verdict of a version.
-func (p *place) check(o outcome, v ruleset.Verdict, of *version) error {
-	want := map[ruleset.Action]netlab.OutcomeKind{ruleset.ActionForward: netlab.Reached, ruleset.ActionReject: netlab.Refused, ruleset.ActionDrop: netlab.Silent}[v.Action]
-	switch {
+// check returns an error unless the outcome of a connection agrees with a verdict of the version.
+func (v *version) check(from *place, o outcome, verdict ruleset.Verdict) error {
+	want := map[ruleset.Action]netlab.OutcomeKind{
+		ruleset.ActionForward: netlab.Reached, ruleset.ActionReject: netlab.Refused, ruleset.ActionDrop: netlab.Silent,
+	}[verdict.Action]
+	i := slices.IndexFunc(verdict.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.Server })
+	var err error
+	switch own := from.own(o.Source); {
 	case o.Kind != want:
-		return fmt.Errorf("%v, want %q: %s", o, want, v.Rule)
-	case v.Action != ruleset.ActionForward:
-		return nil
+		err = fmt.Errorf("want %q", want)
+	case want != netlab.Reached:
+	case i < 0:
+		err = fmt.Errorf("which is not among the %d endpoints allowed", len(verdict.Endpoints))
+	case verdict.MasqueradeTo(verdict.Endpoints[i]):
+		if !slices.Contains(v.local, o.Source) {
+			err = errors.New("must be masqueraded to an address of the node")
+		}
+	case o.Source != own:
+		err = fmt.Errorf("must keep its source %s", own)
 	}
-	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.Server })
-	if i < 0 {
-		return fmt.Errorf("%v, which is not among the %d endpoints allowed: %s", o, len(v.Endpoints), v.Rule)
+	if err != nil {
+		err = fmt.Errorf("%v, %w: %s", o, err, verdict.Rule)
 	}
-	f := familyOf(o.Source)
-	switch masqueraded := v.MasqueradeTo(v.Endpoints[i]); {
-	case masqueraded && !slices.Contains(of.local[f], o.Source):
-		return fmt.Errorf("%v, must be masqueraded to an address of the node: %s", o, v.Rule)
-	case !masqueraded && o.Source != p.addr[f]:
-		return fmt.Errorf("%v, must keep its source %s: %s", o, p.addr[f], v.Rule)
-	}
-	return nil
+	return err
 }

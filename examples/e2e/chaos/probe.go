@@ -23,7 +23,19 @@ type target struct {
 	proto v1.Protocol
 }
 
-func (t target) String() string { return fmt.Sprintf("%s %s", t.proto, t.to) }
+// attempt is a connection to be made. The version was known to be in effect when the attempt was chosen.
+type attempt struct {
+	target
+	from *place
+	v    *version
+	ruleset.Verdict
+}
+
+func newAttempt(from *place, t target, v *version) attempt {
+	return attempt{t, from, v, v.trace(from, t)}
+}
+
+func (a attempt) String() string { return fmt.Sprintf("%s %s from %s", a.proto, a.to, a.from.name) }
 
 // outcome is the result of a connection attempt or of a request.
 type outcome struct {
@@ -48,50 +60,69 @@ const (
 	silenceTimeout = 250 * time.Millisecond
 )
 
-// timeoutOf returns how long to wait for an answer.
-func timeoutOf(v ruleset.Verdict) time.Duration {
-	if v.Action == ruleset.ActionDrop || v.Action == ruleset.ActionPass || v.Action == ruleset.ActionForward && dead(v.Port) {
+// timeout returns how long to wait for an answer.
+func (a attempt) timeout() time.Duration {
+	if a.Action == ruleset.ActionDrop || a.Action == ruleset.ActionPass || a.Action == ruleset.ActionForward && dead(a.Port) {
 		return silenceTimeout
 	}
 	return connectTimeout
 }
 
 // probe makes one connection and closes it.
-func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	if t.proto == v1.ProtocolTCP {
-		c, o := p.connect(ctx, t.to)
+func (a attempt) probe(ctx context.Context) outcome {
+	if a.proto == v1.ProtocolTCP {
+		c, o := a.connect(ctx)
 		if c != nil {
 			c.Close()
 		}
 		return o
 	}
 	begun := time.Now()
-	c, err := p.dialUDP(ctx, t.to)
+	c, err := a.dialUDP(ctx)
 	if err != nil {
-		return outcome{Outcome: outcomeOf("", err), begun: begun} // a slow machine may need all of the time for this
+		return outcome{Outcome: outcomeOf("", err), begun: begun}
 	}
 	defer c.Close()
-	return ask(ctx, c, wait)
+	return ask(ctx, c, a.timeout())
 }
 
 // connect opens a TCP connection and reads the server's greeting. c is nil without a greeting.
-func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *netlab.Lines, o outcome) {
-	o.begun = time.Now()
+func (a attempt) connect(ctx context.Context) (c *netlab.Lines, o outcome) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout())
+	defer cancel()
 	var conn *net.TCPConn
-	var err error
-	for range sourcePorts {
-		if conn, o.lost, err = p.host.DialTCP(ctx, p.local(to), to); !errors.Is(err, unix.EADDRINUSE) {
-			break
-		}
-	}
+	o.begun = time.Now()
+	err := a.bind(func(from netip.AddrPort) (err error) {
+		conn, o.lost, err = a.from.host.DialTCP(ctx, from, a.to)
+		return err
+	})
 	greeting := ""
 	if err == nil {
 		c, greeting, err = netlab.ReceiveGreeting(ctx, conn)
 	}
 	o.Outcome = outcomeOf(greeting, err)
 	return c, o
+}
+
+func (a attempt) dialUDP(ctx context.Context) (c net.Conn, err error) {
+	err = a.bind(func(from netip.AddrPort) (err error) {
+		c, err = a.from.host.Dial(ctx, "udp", from.String(), a.to.String())
+		return err
+	})
+	return c, err
+}
+
+// bind calls dial with a source address and port that the place has not used recently, a few times if ports
+// are in use. For a while the node's connection tracking sends packets from a used port to the same endpoint.
+func (a attempt) bind(dial func(from netip.AddrPort) error) (err error) {
+	const first, count = 10000, 19000 // below the first NodePort
+	for range 10 {
+		from := netip.AddrPortFrom(a.from.own(a.to.Addr()), uint16(first+a.from.ports.Add(1)%count))
+		if err = dial(from); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return err
 }
 
 // outcomeOf returns the outcome of a connection with its greeting or its error. Without a rule the
@@ -103,18 +134,6 @@ func outcomeOf(greeting string, err error) netlab.Outcome {
 		o.Kind = netlab.Silent
 	}
 	return o
-}
-
-// sourcePorts is how many source ports a connection tries.
-const sourcePorts = 10
-
-func (p *place) dialUDP(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
-	for range sourcePorts {
-		if c, err = p.host.Dial(ctx, "udp", p.local(to).String(), to.String()); !errors.Is(err, unix.EADDRINUSE) {
-			break
-		}
-	}
-	return c, err
 }
 
 // ask sends one datagram and waits for the answer.

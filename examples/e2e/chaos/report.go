@@ -18,14 +18,12 @@ type recorder struct {
 	steps    []string
 	failures []string
 	// made counts the connections by kind: tcp and udp (one request each), held (lines through
-	// connections that stay open), talk (requests from sockets that stay open), sampled (after a round,
-	// when everything is in effect) and affinity (the second of two). The others count failed ones.
+	// connections that stay open), talk (requests from sockets that stay open) and affinity (the second of two). The
+	// others count failed ones.
 	made                  map[string]int
 	lost, excused, stalls int
-	// broken is set while rules are missing because of a fault, and repairedAt is when such a time
-	// ended last.
-	broken     bool
-	repairedAt time.Time
+	// brokenUntil is when rules were missing last because of a fault, in the future while they are.
+	brokenUntil time.Time
 }
 
 func (r *recorder) note(format string, args ...any) {
@@ -53,36 +51,38 @@ func (r *recorder) failed() bool {
 func (r *recorder) setBroken(broken bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.broken && !broken {
-		r.repairedAt = time.Now()
+	if now := time.Now(); broken {
+		r.brokenUntil = now.Add(24 * time.Hour)
+	} else if now.Before(r.brokenUntil) {
+		r.brokenUntil = now
 	}
-	r.broken = broken
 }
 
-// isBroken reports whether rules are missing.
-func (r *recorder) isBroken() bool {
+// brokenSince reports whether rules were missing after a time.
+func (r *recorder) brokenSince(t time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.broken
+	return r.brokenUntil.After(t)
 }
 
 // result counts a connection, with an error if its outcome was wrong. The error is excused if the
 // machine stalled, or if rules were missing while the connection was open.
 func (r *recorder) result(kind string, begun time.Time, stalled bool, err error) {
-	r.mu.Lock()
-	r.made[kind]++
-	count := &r.lost
-	if r.broken || r.repairedAt.After(begun) {
-		count = &r.excused
-	} else if stalled {
-		count = &r.stalls
-	}
-	if err != nil {
-		*count++
-	}
-	r.mu.Unlock()
-	if err != nil && count == &r.lost {
+	broken := r.brokenSince(begun)
+	if err != nil && !broken && !stalled {
 		r.failf("%s, begun %v ago: %v", kind, time.Since(begun).Round(time.Millisecond), err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.made[kind]++
+	switch {
+	case err == nil:
+	case broken:
+		r.excused++
+	case stalled:
+		r.stalls++
+	default:
+		r.lost++
 	}
 }
 

@@ -3,8 +3,6 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -19,8 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/go-proxier/proxier/internal/testing/netlab"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 type object interface {
@@ -38,11 +35,11 @@ const (
 	serviceCIDRs resource = "servicecidrs"
 )
 
-var kinds = map[resource]metav1.TypeMeta{
-	services:     {APIVersion: "v1", Kind: "Service"},
-	slicesOf:     {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-	nodes:        {APIVersion: "v1", Kind: "Node"},
-	serviceCIDRs: {APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
+var kinds = map[resource]schema.GroupVersionKind{
+	services:     {Version: "v1", Kind: "Service"},
+	slicesOf:     {Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"},
+	nodes:        {Version: "v1", Kind: "Node"},
+	serviceCIDRs: {Group: "networking.k8s.io", Version: "v1", Kind: "ServiceCIDR"},
 }
 
 // key is the name of an object among those of its resource.
@@ -53,24 +50,19 @@ func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 type apiServer struct {
 	// stream allows lists as watches (sendInitialEvents).
 	stream bool
-	// lose reports that a change is withheld from all watches. It may be nil.
-	lose func() bool
-	// announce, if not nil, is called with each object, nil for a deleted one, before a client can see
-	// the change.
-	announce func(r resource, name string, o object)
+	// announce, if not nil, is called with each change before a client can see it.
+	announce func(kind watch.EventType, o object)
 
-	mu   sync.Mutex
-	cond *sync.Cond
-	rng  *rand.Rand
-	// version is the resource version of the latest change.
-	version int64
+	mu      sync.Mutex
+	rng     *rand.Rand
 	objects map[resource]map[string]object
-	history map[resource][]event
-	// Watches that start before floor have expired. Watches of an earlier generation end.
-	floor, generation int64
+	// log holds the changes in order. Their number is the resource version; 0 is none.
+	log []change
+	// changed is closed at the next change.
+	changed chan struct{}
+	// Watches that start before the version floor have expired. Watches of an earlier generation end.
+	floor, generation int
 	misbehavior
-
-	server http.Server
 }
 
 // misbehavior is how an API server misbehaves.
@@ -82,106 +74,75 @@ type misbehavior struct {
 	retype, duplicate bool
 }
 
-// event is a change of an object.
-type event struct {
-	version int64
-	kind    string
-	object  json.RawMessage
+// change is a change of an object, as the event of a watch.
+type change struct {
+	of     resource
+	Type   watch.EventType `json:"type"`
+	Object json.RawMessage `json:"object"`
 }
 
 func newAPIServer(seed uint64) *apiServer {
 	s := &apiServer{
-		rng: rand.New(rand.NewPCG(seed, 0x617069)), version: 100,
-		objects: map[resource]map[string]object{}, history: map[resource][]event{},
+		rng: rand.New(rand.NewPCG(seed, 0x617069)), log: make([]change, 1), changed: make(chan struct{}),
+		objects: map[resource]map[string]object{},
 	}
 	for r := range kinds {
 		s.objects[r] = map[string]object{}
 	}
-	s.cond = sync.NewCond(&s.mu)
-	s.server = http.Server{Handler: s}
-	s.server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
 	return s
 }
 
 // apiAddress is an address of the node, as on a node of the control plane.
 const apiAddress = nodeAddr4 + ":6443"
 
-// kubeconfig is the agent's configuration for the API server.
-const kubeconfig = `apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: "http://` + apiAddress + `"}}]
-users: [{name: u, user: {}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-current-context: c
-`
-
-// serve answers requests on a host until close.
-func (s *apiServer) serve(h *netlab.Host) error {
-	l, err := h.Listen("tcp", apiAddress)
-	if err != nil {
-		return err
-	}
-	go s.server.Serve(l)
-	return nil
-}
-
-func (s *apiServer) close() {
-	s.endWatches(false)
-	s.server.Close()
-}
-
 // locked calls f with the lock held and wakes all watches.
 func (s *apiServer) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
-	s.cond.Broadcast()
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // set creates or replaces an object. It does not modify o.
 func (s *apiServer) set(r resource, o object) {
 	o = o.DeepCopyObject().(object)
-	o.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(kinds[r].APIVersion, kinds[r].Kind))
+	o.GetObjectKind().SetGroupVersionKind(kinds[r])
 	if old := s.objects[r][key(o)]; old != nil {
 		o.SetUID(old.GetUID())
 		o.SetCreationTimestamp(old.GetCreationTimestamp())
-		s.change(r, "MODIFIED", o, o)
+		s.change(r, watch.Modified, o)
 		return
 	}
-	o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", s.version+1)))
+	o.SetUID(types.UID(fmt.Sprintf("00000000-0000-0000-0000-%012d", len(s.log))))
 	// The times of Services decide conflicts. Some are equal.
-	o.SetCreationTimestamp(metav1.Unix(1700000000+(s.version+1)/4, 0))
-	s.change(r, "ADDED", o, o)
+	o.SetCreationTimestamp(metav1.Unix(1700000000+int64(len(s.log))/4, 0))
+	s.change(r, watch.Added, o)
 }
 
 // delete deletes an object if it exists.
 func (s *apiServer) delete(r resource, name string) {
 	if o := s.objects[r][name]; o != nil {
-		s.change(r, "DELETED", o.DeepCopyObject().(object), nil)
+		s.change(r, watch.Deleted, o.DeepCopyObject().(object))
 	}
 }
 
-// change makes a change, after which there is the object now, and sends an event with the object o to watches.
-func (s *apiServer) change(r resource, kind string, o, now object) {
-	o.SetResourceVersion(fmt.Sprint(s.version + 1))
+func (s *apiServer) change(r resource, kind watch.EventType, o object) {
+	o.SetResourceVersion(fmt.Sprint(len(s.log) + 1))
 	if s.announce != nil {
-		s.announce(r, key(o), now)
+		s.announce(kind, o)
 	}
 	s.locked(func() {
-		s.version++
-		if s.objects[r][key(o)] = now; now == nil {
+		if s.objects[r][key(o)] = o; kind == watch.Deleted {
 			delete(s.objects[r], key(o))
 		}
-		if s.lose != nil && s.lose() {
-			return
+		if kind != watch.Deleted && s.retype && s.rng.IntN(3) == 0 {
+			kind = pick(s.rng, watch.Added, watch.Modified)
 		}
-		if now != nil && s.retype && s.rng.IntN(3) == 0 {
-			kind = []string{"ADDED", "MODIFIED"}[s.rng.IntN(2)]
-		}
-		e := event{s.version, kind, encode(o)}
-		s.history[r] = append(s.history[r], e)
+		c := change{r, kind, encode(o)}
+		s.log = append(s.log, c)
 		if s.duplicate && s.rng.IntN(3) == 0 {
-			s.history[r] = append(s.history[r], e)
+			s.log = append(s.log, c)
 		}
 	})
 }
@@ -202,9 +163,9 @@ func (s *apiServer) endWatches(expire bool) {
 	s.locked(func() {
 		s.generation++
 		if expire {
-			s.version++
-			s.floor = s.version
-			clear(s.history)
+			clear(s.log)
+			s.log = append(s.log, change{})
+			s.floor = len(s.log)
 		}
 	})
 }
@@ -215,71 +176,61 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q, res := r.URL.Query(), resource(path.Base(r.URL.Path))
 	watching, _ := strconv.ParseBool(q.Get("watch"))
 	initial := q.Get("sendInitialEvents") == "true"
-	switch _, known := kinds[res]; {
-	case s.failed(w):
+	from, _ := strconv.Atoi(q.Get("resourceVersion"))
+	s.mu.Lock()
+	fail := s.fail > 0
+	s.fail = max(0, s.fail-1)
+	code := pick(s.rng, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout)
+	one := s.objects[resource(path.Base(path.Dir(r.URL.Path)))]["/"+string(res)] // it has no namespace
+	s.mu.Unlock()
+	switch kind, known := kinds[res]; {
+	case fail:
+		s.abort(3)
+		if code == http.StatusTooManyRequests {
+			w.Header().Set("Retry-After", "1")
+		}
+		refuse(w, code, metav1.StatusReasonInternalError)
 	case r.Method != http.MethodGet:
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprint(w, `{"kind":"Event","apiVersion":"v1","metadata":{"name":"event","namespace":"default"}}`)
-	case !known: // one object without a namespace
-		s.mu.Lock()
-		o := s.objects[resource(path.Base(path.Dir(r.URL.Path)))]["/"+string(res)]
-		s.mu.Unlock()
-		if o == nil {
-			writeStatus(w, http.StatusNotFound, "NotFound")
-			return
-		}
-		w.Write(encode(o))
+	case one != nil:
+		w.Write(encode(one))
+	case !known:
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	case !watching:
 		items, version := s.shuffled(res)
 		w.Write(encode(map[string]any{
-			"kind": kinds[res].Kind + "List", "apiVersion": kinds[res].APIVersion,
+			"kind": kind.Kind + "List", "apiVersion": kind.GroupVersion().String(),
 			"metadata": metav1.ListMeta{ResourceVersion: fmt.Sprint(version)}, "items": items,
 		}))
 	case initial && !s.stream:
-		writeStatus(w, http.StatusUnprocessableEntity, "Invalid")
+		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
-		from, _ := strconv.ParseInt(q.Get("resourceVersion"), 10, 64)
-		s.watch(r.Context(), w, res, initial, from)
+		s.watch(w, r, res, initial, from)
 	}
 }
 
-// failed answers a request with an error if it is to fail.
-func (s *apiServer) failed(w http.ResponseWriter) bool {
-	s.mu.Lock()
-	if s.fail == 0 {
-		s.mu.Unlock()
-		return false
-	}
-	s.fail--
-	status := []int{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout}[s.rng.IntN(4)]
-	abort := s.rng.IntN(3) == 0
-	s.mu.Unlock()
-	if abort {
-		panic(http.ErrAbortHandler)
-	}
-	if status == http.StatusTooManyRequests {
-		w.Header().Set("Retry-After", "1")
-	}
-	writeStatus(w, status, "InternalError")
-	return true
-}
-
-// writeStatus writes an API error.
-func writeStatus(w http.ResponseWriter, code int, reason string) {
+// refuse answers with an API error.
+func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.WriteHeader(code)
-	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q}`, code, reason)
+	w.Write(status(code, reason))
+}
+
+func status(code int, reason metav1.StatusReason) json.RawMessage {
+	return encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason,
+	})
 }
 
 // shuffled returns the objects of a resource as JSON in random order, and their version.
-func (s *apiServer) shuffled(r resource) (list []json.RawMessage, version int64) {
+func (s *apiServer) shuffled(r resource) (list []json.RawMessage, version int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list = []json.RawMessage{}
-	for _, name := range s.names(r) {
-		list = append(list, encode(s.objects[r][name]))
+	for _, o := range s.objects[r] {
+		list = append(list, encode(o))
 	}
-	s.rng.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	return list, s.version
+	return list, len(s.log)
 }
 
 // abort ends a response in the middle with probability 1/n.
@@ -292,58 +243,51 @@ func (s *apiServer) abort(n int) {
 	}
 }
 
-// watch sends events after a resource version, or after the initial events of all objects.
-func (s *apiServer) watch(ctx context.Context, w http.ResponseWriter, res resource, initial bool, from int64) {
-	send := func(kind string, o json.RawMessage) {
-		fmt.Fprintf(w, "{\"type\":%q,\"object\":%s}\n", kind, o)
+// watch sends the changes after a resource version, or after the initial events of all objects.
+func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, res resource, initial bool, from int) {
+	send := func(kind watch.EventType, o json.RawMessage) {
+		w.Write(append(encode(change{Type: kind, Object: o}), '\n'))
 		w.(http.Flusher).Flush()
 	}
 	s.mu.Lock()
-	generation, floor := s.generation, s.floor
+	generation, expired := s.generation, from < s.floor
 	s.mu.Unlock()
-	if initial {
+	switch {
+	case initial:
 		var items []json.RawMessage
 		items, from = s.shuffled(res)
 		for i, o := range items {
 			if i == len(items)/2 {
 				s.abort(6)
 			}
-			send("ADDED", o)
+			send(watch.Added, o)
 		}
 		// The bookmark at the end of the initial events.
 		m := metav1.ObjectMeta{ResourceVersion: fmt.Sprint(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
-		send("BOOKMARK", encode(map[string]any{"kind": kinds[res].Kind, "apiVersion": kinds[res].APIVersion, "metadata": m}))
-	} else if from < floor {
-		send("ERROR", encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-			Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}))
+		send(watch.Bookmark, encode(map[string]any{"kind": kinds[res].Kind, "apiVersion": kinds[res].GroupVersion().String(), "metadata": m}))
+	case expired:
+		send(watch.Error, status(http.StatusGone, metav1.StatusReasonExpired))
 		return
 	}
 	w.(http.Flusher).Flush()
-	defer context.AfterFunc(ctx, func() { s.locked(func() {}) })()
-	for list := s.next(ctx, res, from, generation); len(list) != 0; list = s.next(ctx, res, from, generation) {
-		for _, e := range list {
-			send(e.kind, e.object)
-			from = e.version
+	for ended := false; !ended; {
+		s.mu.Lock()
+		ended = s.generation != generation
+		list, changed := slices.Clone(s.log[max(from, s.floor):]), s.changed
+		from = len(s.log)
+		s.mu.Unlock()
+		for _, c := range list {
+			if c.of == res {
+				send(c.Type, c.Object)
+			}
+		}
+		if !ended {
+			select {
+			case <-changed:
+			case <-r.Context().Done():
+				return
+			}
 		}
 	}
 	s.abort(2)
-}
-
-// next waits for events of a resource after a version. There are none if the watch has ended: its
-// generation is over, its events were dropped, or ctx has ended.
-func (s *apiServer) next(ctx context.Context, r resource, after, generation int64) []event {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for after >= s.floor {
-		h := s.history[r]
-		i, _ := slices.BinarySearchFunc(h, after+1, func(e event, v int64) int { return cmp.Compare(e.version, v) })
-		if i < len(h) {
-			return slices.Clone(h[i:])
-		}
-		if s.generation != generation || ctx.Err() != nil {
-			break
-		}
-		s.cond.Wait()
-	}
-	return nil
 }

@@ -4,8 +4,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -14,54 +14,44 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
-	"github.com/go-proxier/proxier/internal/testing/stall"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // traffic is the traffic to the Services of a world.
 type traffic struct {
-	mode   *mode
-	rate   int
-	places []*place
-	oracle *oracle
-	rec    *recorder
-	stalls *stall.Detector
-	ctx    context.Context
-	stop   context.CancelFunc
-	wg     sync.WaitGroup
-
-	mu   sync.Mutex
-	held map[*held]bool
+	*world
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+	// held holds the connections that stay open, each a *held.
+	held sync.Map
 }
 
 // held is a connection that stays open.
 type held struct {
-	service tracker.Key
-	from    *place
-	to      target
-	server  netip.AddrPort
+	attempt
+	server netip.AddrPort
 
 	mu sync.Mutex
 	*netlab.Lines
-	good   time.Time // when the last line was answered
-	closed bool
+	good time.Time // when the last line was answered
 }
 
-const (
-	// Numbers of connections opened at a time, and of connections and sockets that stay open.
-	visitors, holders, talkers = 8, 20, 10
-	// sampled is the number of connections after each round.
-	sampled = 60
-)
+// Numbers of connections opened at a time, and of connections and sockets that stay open.
+const visitors, holders, talkers = 8, 20, 10
+
+func newTraffic(ctx context.Context, w *world) *traffic {
+	t := &traffic{world: w}
+	t.ctx, t.stop = context.WithCancel(ctx)
+	return t
+}
 
 // start starts the traffic while Services change.
-func (t *traffic) start(ctx context.Context, seed uint64) {
-	t.ctx, t.stop = context.WithCancel(ctx)
-	t.held = map[*held]bool{}
+func (t *traffic) start(seed uint64) {
 	begin := func(n int, stream uint64, f func(*rand.Rand)) {
 		for i := range n {
 			t.wg.Go(func() { f(rand.New(rand.NewPCG(seed, stream<<32+uint64(i)))) })
@@ -77,28 +67,24 @@ func (t *traffic) end() {
 	t.wg.Wait()
 }
 
-// visit makes one connection after another and judges each.
+// visit makes one connection after another.
 func (t *traffic) visit(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
-		interval := visitors * time.Second / time.Duration(t.rate)
+		interval := visitors * time.Second / time.Duration(t.o.rate)
 		next := time.Now().Add(interval/2 + rand.N(interval))
-		if to, ok := t.oracle.pick(rng); ok {
-			t.once(rng, strings.ToLower(string(to.proto)), to)
-		}
+		t.once(rng)
 		sleep(t.ctx, time.Until(next))
 	}
 }
 
 // sample makes connections when every change is in effect.
-func (t *traffic) sample(seed uint64) {
+func (t *traffic) sample() {
 	var wg sync.WaitGroup
-	for i := range visitors {
+	for range visitors {
+		rng := rand.New(rand.NewPCG(t.rng.Uint64(), 0))
 		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(seed, uint64(i)))
-			for range sampled / visitors {
-				if to, ok := t.oracle.pick(rng); ok {
-					t.once(rng, "sampled", to)
-				}
+			for range 8 {
+				t.once(rng)
 			}
 		})
 	}
@@ -108,58 +94,59 @@ func (t *traffic) sample(seed uint64) {
 // survey connects to each frontend from a random place, and lists the outcomes that the latest version does not
 // have.
 func (t *traffic) survey() (bad []string) {
-	v, todo := t.oracle.now(), make(chan target)
+	v, rng := t.oracle.now(), rand.New(rand.NewPCG(rand.Uint64(), 0))
 	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for range visitors {
-		wg.Go(func() {
-			for to := range todo {
-				from := t.places[rand.IntN(len(t.places))]
-				verdict := v.Trace(from.packet(to, v))
-				if verdict.Action == ruleset.ActionPass || verdict.Port != nil && dead(verdict.Port) || !t.mode.judges(verdict) {
-					continue
-				}
-				if err := from.check(from.probe(t.ctx, to, timeoutOf(verdict)), verdict, v); err != nil {
-					mu.Lock()
-					bad = append(bad, fmt.Sprintf("%s from %s: %v", to, from.name, err))
-					mu.Unlock()
-				}
-			}
-		})
-	}
+	var g errgroup.Group
+	g.SetLimit(visitors)
 	for _, svc := range v.Ports {
 		for _, f := range svc.Frontends {
-			if to, ok := targetOf(rand.IntN, svc, f); ok {
-				todo <- to
+			to, ok := targetOf(rng, svc, f)
+			a := newAttempt(pick(rng, t.node.places...), to, v)
+			if !ok || a.Action == ruleset.ActionPass || a.Port != nil && dead(a.Port) || !t.mode.judges(a.Verdict) {
+				continue
 			}
+			g.Go(func() error {
+				if err := v.check(a.from, a.probe(t.ctx), a.Verdict); err != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					bad = append(bad, fmt.Sprintf("%v: %v", a, err))
+				}
+				return nil
+			})
 		}
 	}
-	close(todo)
-	wg.Wait()
+	g.Wait()
 	return bad
+}
+
+// choose chooses a destination and a place to connect from.
+func (t *traffic) choose(rng *rand.Rand) (a attempt, ok bool) {
+	to, ok := t.oracle.pick(rng)
+	return newAttempt(pick(rng, t.node.places...), to, t.oracle.since()), ok
 }
 
 // once makes a connection and judges it. If the Service has affinity, once makes another one. In mode
 // iptables, first connections that the client opens at the same moment may go to different endpoints:
 // each looks for an endpoint before the other has stored its own. All later ones go to one of them.
-func (t *traffic) once(rng *rand.Rand, kind string, to target) {
-	from, v := t.places[rng.IntN(len(t.places))], t.oracle.since()
-	verdict := v.Trace(from.packet(to, v))
-	if !t.mode.judges(verdict) {
+func (t *traffic) once(rng *rand.Rand) {
+	a, ok := t.choose(rng)
+	if !ok || !t.mode.judges(a.Verdict) {
 		return
 	}
-	o := from.probe(t.ctx, to, timeoutOf(verdict))
-	if !t.count(kind, v, from, to, o) || o.Kind != netlab.Reached || verdict.Affinity < minAffinity || t.oracle.since() != v || len(t.oracle.until(v)) > 1 {
+	o := a.probe(t.ctx)
+	right := t.count(strings.ToLower(string(a.proto)), a, o)
+	unchanged := func() bool { return t.oracle.since() == a.v && t.oracle.now() == a.v }
+	if !right || o.Kind != netlab.Reached || a.Affinity < minAffinity || !unchanged() {
 		return
 	}
-	again := from.probe(t.ctx, to, connectTimeout)
+	again := a.probe(t.ctx)
 	if again.Kind == netlab.Reached && again.Server != o.Server {
-		o, again = again, from.probe(t.ctx, to, connectTimeout)
+		o, again = again, a.probe(t.ctx)
 	}
-	if again.Kind == netlab.Reached && again.Server != o.Server && len(t.oracle.until(v)) == 1 {
+	if again.Kind == netlab.Reached && again.Server != o.Server && unchanged() {
 		again.Kind, again.Err = netlab.Failed, fmt.Errorf("with affinity the client goes to %s and then to %s", o.Server, again.Server)
 	}
-	t.count("affinity", v, from, to, again)
+	t.count("affinity", a, again)
 }
 
 // minAffinity is the shortest affinity that lasts from one connection to the next.
@@ -167,17 +154,17 @@ const minAffinity = time.Minute
 
 // count judges a connection and counts it, unless the traffic has ended. It reports whether the
 // outcome was right.
-func (t *traffic) count(kind string, v *version, from *place, to target, o outcome) bool {
+func (t *traffic) count(kind string, a attempt, o outcome) bool {
 	if t.ctx.Err() != nil {
 		return false
 	}
-	err, stalled := t.oracle.judge(v, from, to, o), false
+	err, stalled := t.oracle.judge(a, o), false
 	if err != nil {
-		err = fmt.Errorf("%s from %s: %w", to, from.name, err)
+		err = fmt.Errorf("%v: %w", a, err)
 		intime := o
 		intime.lost = 0
 		// Stalls excuse what was late, not what was wrong. The servers of this process answer late, too.
-		late := to.proto == v1.ProtocolUDP && o.Kind == netlab.Silent || o.lost > 0 && t.oracle.judge(v, from, to, intime) == nil
+		late := a.proto == v1.ProtocolUDP && o.Kind == netlab.Silent || o.lost > 0 && t.oracle.judge(a, intime) == nil
 		stalled = late && t.stalls.Since(o.begun) || o.Kind == netlab.Silent && t.stalls.Running(o.begun, time.Now()) < time.Since(o.begun)/2
 	}
 	t.rec.result(kind, o.begun, stalled, err)
@@ -189,10 +176,12 @@ func (t *traffic) hold(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
 		if h := t.open(rng); h != nil {
 			end := context.AfterFunc(t.ctx, func() { h.Close() })
-			for t.line(h, false) {
+			for t.line(h) {
 				sleep(t.ctx, 500*time.Millisecond+time.Duration(rng.IntN(1000))*time.Millisecond)
 			}
 			end()
+			h.Close()
+			t.held.Delete(h)
 		}
 		sleep(t.ctx, 100*time.Millisecond)
 	}
@@ -200,76 +189,53 @@ func (t *traffic) hold(rng *rand.Rand) {
 
 // open opens a connection to a Service that forwards it, or returns nil.
 func (t *traffic) open(rng *rand.Rand) *held {
-	to, ok := t.oracle.pick(rng)
-	from := t.places[rng.IntN(len(t.places))]
-	if !ok || to.proto != v1.ProtocolTCP {
+	a, ok := t.choose(rng)
+	if !ok || a.proto != v1.ProtocolTCP || !t.mode.keeps(a.from, a.Verdict) || dead(a.Port) {
 		return nil
 	}
-	v := t.oracle.since()
-	verdict := v.Trace(from.packet(to, v))
-	if !t.mode.keeps(from, verdict) || dead(verdict.Port) {
+	c, o := a.connect(t.ctx)
+	right := t.count("tcp", a, o)
+	if c == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
-	defer cancel()
-	c, o := from.connect(ctx, to.to)
-	if right := t.count("tcp", v, from, to, o); c == nil {
-		return nil
-	} else if h := (&held{service: verdict.Port.Key, from: from, to: to, server: o.Server, Lines: c, good: time.Now()}); right {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.oracle.keeps(h.service, h.server) { // otherwise drain came first, or another Service has the address
-			t.held[h] = true
-			return h
-		}
+	h := &held{attempt: a, server: o.Server, Lines: c, good: time.Now()}
+	t.held.Store(h, nil)
+	if !right || !t.oracle.keeps(h.Port.Key, h.server) { // drain came first, or another Service has the address
+		c.Close()
 	}
-	c.Close()
-	return nil
+	return h
 }
 
 // heldTimeout bounds the wait for an answer through an open connection. It is longer than
 // TCP takes to retransmit what it sent while rules were missing.
 const heldTimeout = 90 * time.Second
 
-// line sends a line through a connection, the last one if last is set. It reports whether the
-// connection is still open.
-func (t *traffic) line(h *held, last bool) bool {
+// line sends a line through a connection. It reports whether the connection is still open.
+func (t *traffic) line(h *held) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	err := h.Echo(time.Now().Add(heldTimeout))
+	if errors.Is(err, net.ErrClosed) { // by this process
 		return false
 	}
-	err := h.Echo(time.Now().Add(heldTimeout))
-	if t.ctx.Err() == nil {
-		if err != nil {
-			err = fmt.Errorf("open connection from %s to %s, served by %s: %w", h.from.name, h.to.to, h.server, err)
-		}
-		t.rec.result("held", h.good, false, err)
-		h.good = time.Now()
+	if err != nil {
+		err = fmt.Errorf("open connection %v, served by %s: %w", h.attempt, h.server, err)
 	}
-	if h.closed = last || err != nil; h.closed {
-		h.Close()
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.held, h)
-	}
-	return !h.closed
+	t.rec.result("held", h.good, false, err)
+	h.good = time.Now()
+	return err == nil
 }
 
 // drain closes the open connections to endpoints that their Services do not have any more, after a
 // last line through each, as a pod does when it ends. While rules are missing a line may take long, so
 // drain leaves it out.
 func (t *traffic) drain() {
-	t.mu.Lock()
-	list := slices.Collect(maps.Keys(t.held))
-	t.mu.Unlock()
-	for _, h := range list {
-		switch {
-		case t.oracle.keeps(h.service, h.server):
-		case t.rec.isBroken():
-			h.Close() // the next line fails, which is excused
-		default:
-			t.line(h, true)
+	for key := range t.held.Range {
+		if h := key.(*held); !t.oracle.keeps(h.Port.Key, h.server) {
+			if !t.rec.brokenSince(time.Now()) {
+				t.line(h)
+			}
+			h.Close()
 		}
 	}
 }
@@ -290,21 +256,19 @@ const (
 // endpoint is removed.
 func (t *traffic) talk(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
-		to, ok := t.oracle.pick(rng)
-		from, v := t.places[rng.IntN(len(t.places))], t.oracle.since()
-		verdict := v.Trace(from.packet(to, v))
-		if !ok || to.proto != v1.ProtocolUDP || verdict.Action != ruleset.ActionForward || dead(verdict.Port) {
+		a, ok := t.choose(rng)
+		if !ok || a.proto != v1.ProtocolUDP || a.Action != ruleset.ActionForward || dead(a.Port) {
 			sleep(t.ctx, 10*time.Millisecond)
 			continue
 		}
-		c, err := from.dialUDP(t.ctx, to.to)
+		c, err := a.dialUDP(t.ctx)
 		if err != nil {
 			if t.ctx.Err() == nil {
-				t.rec.failf("cannot open a UDP socket at %s: %v", from.name, err)
+				t.rec.failf("cannot open a UDP socket: %v: %v", a, err)
 			}
 			return
 		}
-		for n := 5 + rng.IntN(50); n > 0 && t.request(c, from, to); n-- {
+		for n := 5 + rng.IntN(50); n > 0 && t.request(c, newAttempt(a.from, a.target, t.oracle.since())); n-- {
 			sleep(t.ctx, talkInterval/2+time.Duration(rng.Int64N(int64(talkInterval))))
 		}
 		c.Close()
@@ -313,8 +277,7 @@ func (t *traffic) talk(rng *rand.Rand) {
 
 // request sends a request until an endpoint answers. It reports whether the socket can send
 // another request.
-func (t *traffic) request(c net.Conn, from *place, to target) bool {
-	v := t.oracle.since()
+func (t *traffic) request(c net.Conn, a attempt) bool {
 	begun := time.Now()
 	var err error
 	for range talkTries {
@@ -323,14 +286,14 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 			return false
 		}
 		// A known flow may stay with an endpoint that gets no new connections.
-		kept := o.Kind == netlab.Reached && t.oracle.hasEndpoint(v, from, to, o.Server)
-		if err = t.oracle.judge(v, from, to, o); kept || t.oracle.forgotten(v, from, to) || err == nil {
+		kept := o.Kind == netlab.Reached && slices.ContainsFunc(t.oracle.ports(a), func(s *ruleset.Port) bool { return s != nil && has(s, o.Server) })
+		if err = t.oracle.judge(a, o); kept || t.oracle.forgotten(a) || err == nil {
 			t.rec.result("talk", begun, false, nil)
 			return kept // otherwise the Service is gone, or has no endpoints
 		}
 		sleep(t.ctx, talkPause)
 	}
-	t.rec.result("talk", begun, false, fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, talkTries, err))
+	t.rec.result("talk", begun, false, fmt.Errorf("UDP socket %s to %v: %d requests, the last: %w", c.LocalAddr(), a, talkTries, err))
 	return false
 }
 

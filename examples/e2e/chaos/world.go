@@ -9,7 +9,7 @@ import (
 	"hash/fnv"
 	"log"
 	"math/rand/v2"
-	"net/netip"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +17,9 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/stall"
 )
 
@@ -26,20 +29,26 @@ type world struct {
 	mode    *mode
 	seed    uint64
 	rng     *rand.Rand
-	dir     string
 	node    *node
-	env     environment
 	server  *apiServer
 	objects *objects
-	agent   *agent
 	oracle  *oracle
 	traffic *traffic
 	stalls  *stall.Detector
 	faults  []fault
+	// agent is the process that was started last.
+	agent *process.Process
+	// command runs nodeproxy, and args are the flags of agents. dir is the folder for all files, and tmp the one for the
+	// agents' temporary files, which must be empty after a clean-up. log is the file to which agents append their output.
+	command, args []string
+	dir, tmp, log string
+	// bpf is the agents' BPF file system in mode sockets.
+	bpf string
 	// restored is set if another program has restored an old state. If it did so between the
 	// agent's reading and writing, chains that no rule leads to stay until the next full sync. Flows that
 	// its rules began stay until they expire.
 	restored bool
+	closers  []func()
 
 	rec *recorder
 	// rounds and steps count what was made, and slowest is the longest time until a state was right.
@@ -53,19 +62,17 @@ const maxSteps = 25
 // runWorld runs one world, prints the result and returns the number of failures. The error is about the
 // test itself.
 func (o *options) runWorld(ctx context.Context, m *mode, seed uint64, out *log.Logger) (failures int, err error) {
-	w, err := o.newWorld(m, seed)
+	start := time.Now()
+	w, err := o.open(ctx, m, seed)
+	defer w.close()
 	if err != nil {
 		return 0, err
 	}
-	start := time.Now()
-	defer w.close()
-	if err := w.open(ctx); err != nil {
-		return 0, err
+	// After a failure, later rounds would repeat the difference.
+	for err == nil && w.rounds < o.rounds && w.goesOn(ctx) {
+		err = w.round(ctx)
 	}
-	for w.rounds < o.rounds && ctx.Err() == nil && !w.rec.failed() && err == nil {
-		err = w.round(ctx) // after a failure, later rounds would repeat the difference
-	}
-	if err == nil && ctx.Err() == nil && !w.rec.failed() {
+	if err == nil && w.goesOn(ctx) {
 		err = w.end(ctx)
 	}
 	w.traffic.end()
@@ -80,6 +87,8 @@ func (o *options) runWorld(ctx context.Context, m *mode, seed uint64, out *log.L
 	return len(list), err
 }
 
+func (w *world) goesOn(ctx context.Context) bool { return ctx.Err() == nil && !w.rec.failed() }
+
 func lines(list []string) (text string) {
 	for _, line := range list {
 		text += "\n" + line
@@ -87,10 +96,16 @@ func lines(list []string) (text string) {
 	return text
 }
 
-func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
+// open creates a world with its node, API server and agent, and starts the traffic. In worlds with an odd
+// seed, the first round begins while the agent starts. The caller must close the world, even after an error.
+func (o *options) open(ctx context.Context, m *mode, seed uint64) (w *world, err error) {
 	h := fnv.New64a()
 	h.Write([]byte(m.name))
-	w := &world{o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: slices.Concat(commonFaults, m.faults), rec: &recorder{made: map[string]int{}}}
+	w = &world{
+		o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: slices.Concat(commonFaults, m.faults),
+		rec: &recorder{made: map[string]int{}}, server: newAPIServer(seed), stalls: stall.Start(),
+	}
+	w.atEnd(w.stalls.Stop)
 	if inMachine() {
 		w.faults = append(w.faults, machineFaults...)
 	}
@@ -99,78 +114,57 @@ func (o *options) newWorld(m *mode, seed uint64) (*world, error) {
 		w.faults = slices.DeleteFunc(w.faults, func(f fault) bool { return !slices.Contains(names, f.name) })
 	}
 	if len(w.faults) == 0 {
-		return nil, fmt.Errorf("mode %s has no fault named %q", m.name, o.only)
-	}
-	return w, nil
-}
-
-// open creates the node, the API server and the agent, and starts the traffic. In worlds with an odd
-// seed, the first round begins while the agent starts.
-func (w *world) open(ctx context.Context) (err error) {
-	w.server = newAPIServer(w.seed)
-	w.server.stream = w.rng.IntN(2) == 0
-	if w.o.loseEvents {
-		lost := 0
-		w.server.lose = func() bool { lost++; return lost > 100 && lost%4 == 0 }
-	}
-	if w.oracle, err = newOracle(w.mode.nodePorts); err != nil {
-		return err
+		return w, fmt.Errorf("mode %s has no fault named %q", m.name, o.only)
 	}
 	if w.dir, err = os.MkdirTemp("", "chaos-agent-"); err != nil {
-		return err
+		return w, err
+	}
+	w.atEnd(func() { os.RemoveAll(w.dir) })
+	if w.oracle, err = newOracle(m.nodePorts); err != nil {
+		return w, err
 	}
 	if w.node, err = newNode(); err != nil {
-		return err
+		return w, err
 	}
-	if w.env, err = w.mode.environment(); err != nil {
-		return err
+	w.atEnd(func() { w.node.lab.Close() })
+	if err := w.prepareAgent(); err != nil {
+		return w, err
 	}
-	w.node.path = w.env.path
-	if err := w.server.serve(w.node.Host); err != nil {
-		return err
+	listener, err := w.node.Listen("tcp", apiAddress)
+	if err != nil {
+		return w, err
 	}
-	if w.agent, err = newAgent(w.o.nodeproxy, w.node, w.mode, w.env, w.dir); err != nil {
-		return err
-	}
-	if err := w.node.serve(); err != nil {
-		return err
-	}
-	w.stalls = stall.Start()
-	w.traffic = &traffic{mode: w.mode, rate: w.o.rate, places: w.node.places, oracle: w.oracle, rec: w.rec, stalls: w.stalls}
-	w.server.announce = func(r resource, name string, o object) {
-		w.oracle.change(r, name, o)
+	server := http.Server{Handler: w.server}
+	server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
+	go server.Serve(listener)
+	w.atEnd(func() { server.Close() })
+	w.server.stream = w.rng.IntN(2) == 0
+	w.traffic = newTraffic(ctx, w)
+	w.atEnd(w.traffic.end)
+	w.server.announce = func(kind watch.EventType, o object) {
+		w.oracle.change(kind, o)
 		w.traffic.drain()
 	}
-	w.objects = newObjects(w.seed, w.o.services, w.server)
+	w.objects = newObjects(seed, o.services, w.server)
 	w.objects.start()
 	w.rec.setBroken(true)
-	w.traffic.start(ctx, w.seed)
-	if err := w.agent.start(); err != nil || w.seed%2 != 0 {
-		return err
+	w.traffic.start(seed)
+	if err = w.startAgent(); err == nil {
+		w.atEnd(func() { w.agent.Kill() })
+		if seed%2 == 0 {
+			w.judge(ctx)
+		}
 	}
-	return w.judge(ctx)
+	return w, err
 }
 
+// atEnd makes close call f before what it would call otherwise.
+func (w *world) atEnd(f func()) { w.closers = append(w.closers, f) }
+
 func (w *world) close() {
-	if w.traffic != nil && w.traffic.stop != nil {
-		w.traffic.end()
+	for _, f := range slices.Backward(w.closers) {
+		f()
 	}
-	if w.stalls != nil {
-		w.stalls.Stop()
-	}
-	if w.agent != nil {
-		w.agent.Kill()
-	}
-	if w.server != nil {
-		w.server.close()
-	}
-	if w.env.close != nil {
-		w.env.close()
-	}
-	if w.node != nil {
-		w.node.lab.Close()
-	}
-	os.RemoveAll(w.dir)
 }
 
 // round makes some steps and judges the result. Faults remove rules in one round of two. In one world
@@ -194,26 +188,20 @@ func (w *world) round(ctx context.Context) error {
 			return err
 		}
 		w.steps++
-		w.pause()
+		// In worlds with an even seed, the agent can bring most steps into effect one by one. In the
+		// others, it meets several at a time.
+		switch {
+		case w.seed%2 == 0:
+			time.Sleep(100 * time.Millisecond)
+		case w.rng.IntN(3) == 0:
+			time.Sleep(time.Duration(w.rng.IntN(60)) * time.Millisecond)
+		}
 	}
 	w.server.locked(func() { w.server.misbehavior = misbehavior{} })
-	w.agent.Process.Process.Signal(syscall.SIGCONT)
+	w.agent.Process.Signal(syscall.SIGCONT)
 	w.rounds++
-	return w.judge(ctx)
-}
-
-// pacedPause is long enough for most syncs.
-const pacedPause = 100 * time.Millisecond
-
-// pause waits after a step. In worlds with an even seed, the agent can bring most steps into
-// effect one by one. In the others, it meets several at a time.
-func (w *world) pause() {
-	switch {
-	case w.seed%2 == 0:
-		time.Sleep(pacedPause)
-	case w.rng.IntN(3) == 0:
-		time.Sleep(time.Duration(w.rng.IntN(60)) * time.Millisecond)
-	}
+	w.judge(ctx)
+	return nil
 }
 
 // step changes objects or runs a fault.
@@ -227,6 +215,7 @@ func (w *world) step(faults []fault) error {
 	if f.effect&outage != 0 {
 		w.rec.setBroken(true)
 	}
+	w.restored = w.restored || f.effect&restores != 0
 	detail, err := f.run(w)
 	w.rec.note("%s %s", f.name, detail)
 	if err != nil {
@@ -238,59 +227,35 @@ func (w *world) step(faults []fault) error {
 // toggle adds an address or a link to the node, or removes it.
 func (w *world) toggle(what string) error {
 	err := w.node.toggle(what)
-	w.oracle.publish([2][]netip.Addr{w.node.addresses(0), w.node.addresses(1)}, 1)
+	w.oracle.publish(w.node.addresses(), 1)
 	return err
 }
-
-// shell runs a command on the node and returns it, with its error if it failed.
-func (w *world) shell(text string) string {
-	if _, err := w.node.sh(text); err != nil {
-		return fmt.Sprintf("%s: %v", text, err)
-	}
-	return text
-}
-
-// restart ends the agent with a signal, calls f, and starts the agent.
-func (w *world) restart(s syscall.Signal, f func()) error {
-	if err := w.agent.Stop(s); err != nil {
-		w.rec.failf("%v", err)
-	}
-	if f != nil {
-		f()
-	}
-	w.oracle.restarted.Store(true)
-	return w.agent.start()
-}
-
-// pollInterval is the pause between two comparisons.
-const pollInterval = 250 * time.Millisecond
 
 // maxPrinted is how many failures of a world, and how many differences of a failure, are printed.
 const maxPrinted = 10
 
-// judge waits until the state is right, and then sends packets.
-func (w *world) judge(ctx context.Context) error {
+// judge waits until the state is right, and then makes connections that must be right.
+func (w *world) judge(ctx context.Context) {
 	start := time.Now()
-	bad := w.wait(ctx)
+	bad := w.until(ctx, w.o.settle, w.wrong)
 	if ctx.Err() != nil {
-		return nil
+		return
 	}
 	w.slowest = max(w.slowest, time.Since(start))
 	if len(bad) != 0 {
 		w.rec.failf("%d differences after %v:\n  %s", len(bad), w.o.settle, strings.Join(bad[:min(len(bad), maxPrinted)], "\n  "))
 		w.rec.note("all differences:\n%s", strings.Join(bad, "\n"))
-		return nil
+		return
 	}
 	w.oracle.inEffect()
 	w.rec.setBroken(false)
-	w.traffic.sample(w.rng.Uint64())
-	return nil
+	w.traffic.sample()
 }
 
 // wrong lists what is not as it should be.
 func (w *world) wrong() (bad []string, err error) {
-	if err = w.agent.healthy(); err == nil {
-		bad, err = w.agent.differences()
+	if err = w.healthy(); err == nil {
+		bad, err = w.differences()
 	}
 	if err == nil && len(bad) == 0 {
 		bad, err = w.staleFlows()
@@ -301,14 +266,14 @@ func (w *world) wrong() (bad []string, err error) {
 	return bad, err
 }
 
-// wait waits until nothing is wrong, and returns what still is after -settle.
-func (w *world) wait(ctx context.Context) []string {
-	for start := time.Now(); ; time.Sleep(pollInterval) {
-		bad, err := w.wrong()
+// until calls wrong until it finds nothing, for a time that does not count stalls, and returns what it found last.
+func (w *world) until(ctx context.Context, limit time.Duration, wrong func() ([]string, error)) []string {
+	for start := time.Now(); ; sleep(ctx, 250*time.Millisecond) {
+		bad, err := wrong()
 		if err != nil {
 			bad = append(bad, err.Error())
 		}
-		if len(bad) == 0 || w.stalls.Running(start, time.Now()) > w.o.settle || ctx.Err() != nil {
+		if len(bad) == 0 || w.stalls.Running(start, time.Now()) > limit || ctx.Err() != nil {
 			return bad
 		}
 	}
@@ -320,8 +285,8 @@ func (w *world) keep() error {
 		return err
 	}
 	base := filepath.Join(w.o.dir, fmt.Sprintf("%s-%d", w.mode.name, w.seed))
-	log, err := os.ReadFile(w.agent.log)
-	goroutines, _ := w.agent.get(metricsAddr+"/debug/pprof/goroutine?debug=1", time.Minute) // none if the agent has ended
+	log, err := os.ReadFile(w.log)
+	goroutines, _ := w.get(metricsAddr+"/debug/pprof/goroutine?debug=1", time.Minute) // none if the agent has ended
 	return errors.Join(err,
 		os.WriteFile(base+".goroutines", []byte(goroutines), 0o644),
 		os.WriteFile(base+".log", log, 0o644),
