@@ -36,8 +36,8 @@ type Options struct {
 	Config *Config
 	// NodeName is the name of the Node object. "" means the name in Config.
 	NodeName string
-	// Client is the API server: [kubeapi.NewClient] makes one for a rest.Config, and
-	// [kubeapi.FromREST] for a clientset. It connects in the network namespace that the program chose. The Agent
+	// Client is the API server: [kubeapi.NewClient] makes one for a rest.Config, and a program with a clientset
+	// fills in its fields. It connects in the network namespace that the program chose. The Agent
 	// also writes Events with it, and removes the startup taint. If both Client and Source are nil, Config names
 	// the API server or the manifests.
 	Client *kubeapi.Client

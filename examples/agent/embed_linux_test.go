@@ -190,7 +190,7 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 	defer cancel()
 	factory := informers.NewSharedInformerFactory(cs, 0)
 	core, nets := factory.Core().V1(), factory.Networking().V1()
-	follow := agent.Informers(core.Services().Informer(), factory.Discovery().V1().EndpointSlices().Informer(), core.Nodes().Informer(), nets.ServiceCIDRs().Informer(), "n1")
+	follow := agent.Informers(core.Services().Informer(), factory.Discovery().V1().EndpointSlices().Informer(), core.Nodes().Informer(), nets.ServiceCIDRs().Informer())
 	factory.Start(ctx.Done())
 
 	ended := make(chan error)
@@ -202,7 +202,7 @@ func TestEmbeddedAgentLeavesTheProcessAlone(t *testing.T) {
 	}
 	config := parse(t, args...)
 	a := run(agent.Options{
-		Config: config, Client: kubeapi.FromREST(cs.CoreV1().RESTClient(), cs.DiscoveryV1().RESTClient(), cs.NetworkingV1().RESTClient()),
+		Config: config, Client: &kubeapi.Client{Core: cs.CoreV1().RESTClient(), Discovery: cs.DiscoveryV1().RESTClient(), Networking: cs.NetworkingV1().RESTClient()},
 		NetNS: n.node.File(), Log: logTo(t), Serve: true, Component: "k3s-proxy", Version: "v1.37.0+k3s1",
 	})
 	hollow := run(agent.Options{Config: config, Source: follow, Backend: agent.Discard, Listen: agent.ListenNowhere})

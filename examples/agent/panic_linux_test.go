@@ -73,7 +73,7 @@ func TestAgentGoesOnWithoutWhatItDoesNotNeed(t *testing.T) {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			wg.Go(func() { informer.RunWithContext(ctx) })
-			wg.Go(func() { _ = agent.Informers(informer, informer, informer, informer, "n1")(ctx, to) })
+			wg.Go(func() { _ = agent.Informers(informer, informer, informer, informer)(ctx, to) })
 			return objects("10.0.0.1")(ctx, to)
 		},
 	} {

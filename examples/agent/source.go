@@ -4,16 +4,13 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -100,32 +97,8 @@ func (s *source) Close() {}
 // Informers returns a Source of informers that the program runs anyway: of Services, EndpointSlices and
 // Nodes, and of ServiceCIDRs, which may be nil. The Source neither starts nor stops them, and removes
 // its handlers. They may have more objects than the agent needs.
-func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer, nodeName string) Source {
+func Informers(services, slices, nodes, serviceCIDRs cache.SharedInformer) Source {
 	return func(ctx context.Context, to *Objects) error {
-		g, left := apiretry.NewGroup(ctx, apiretry.New(to.w.Log, nil)), &atomic.Int32{}
-		left.Store(1) // informers that have not synced, and this function
-		synced := func() {
-			if left.Add(-1) == 0 {
-				to.Synced()
-			}
-		}
-		follow(g, services, left, synced, to.SetService, to.DeleteService)
-		follow(g, slices, left, synced, to.SetSlice, to.DeleteSlice)
-		follow(g, nodes, left, synced, to.SetNode, func(n types.NamespacedName) {
-			if n.Name == nodeName {
-				to.DeleteNode()
-			}
-		})
-		follow(g, serviceCIDRs, left, synced, to.SetServiceCIDR, func(n types.NamespacedName) { to.DeleteServiceCIDR(n.Name) })
-		synced()
-		return g.Wait()
-	}
-}
-
-// follow follows an informer, unless it is nil.
-func follow[T metav1.Object](g *apiretry.Group, informer cache.SharedInformer, left *atomic.Int32, synced func(), set func(T), gone func(types.NamespacedName)) {
-	if informer != nil {
-		left.Add(1)
-		apiretry.Follow(g, apiretry.Source[T]{Informer: informer, Set: set, Gone: func(n types.NamespacedName, _ T) { gone(n) }, Synced: synced})
+		return to.w.Follow(ctx, nil, objects.Informers{Services: services, Slices: slices, Nodes: nodes, ServiceCIDRs: serviceCIDRs})
 	}
 }

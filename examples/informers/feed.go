@@ -8,7 +8,6 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -49,7 +48,7 @@ type Config struct {
 	OnNode func(name string, n *v1.Node)
 	// ReceiveService and ReceiveSlice, if not nil, are called for each Service and EndpointSlice that
 	// is received or deleted. They must call update once, which passes the object to the tracker
-	// and reports whether something changed. The addressType of a deleted slice may be "". The
+	// and reports whether something changed. The addressType of a deleted slice is "". The
 	// methods of metrics.Set with these names fit.
 	ReceiveService func(name types.NamespacedName, update func() (changed bool))
 	ReceiveSlice   func(addressType string, update func() (changed bool))
@@ -90,14 +89,13 @@ func Feed(ctx context.Context, c Config) error {
 			return c.Client.DiscoveryV1().RESTClient(), c.Client.DiscoveryV1().EndpointSlices("")
 		})
 	if c.Node != "" || c.OnNode != nil {
-		field := ""
-		if c.Node != "" {
-			field = fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
-		}
-		follow(g, c, c.Nodes, apiretry.Source[*v1.Node]{Resource: "nodes", Field: field, Set: c.setNode, Gone: c.deleteNode, Synced: mark(tracker.KindNodes)}, "",
-			func() (rest.Interface, lister[*v1.NodeList]) {
-				return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes()
-			})
+		follow(g, c, c.Nodes, apiretry.Source[*v1.Node]{
+			Resource: "nodes", Name: c.Node, Synced: mark(tracker.KindNodes),
+			Set:  func(n *v1.Node) { c.passNode(n.Name, n) },
+			Gone: func(n types.NamespacedName) { c.passNode(n.Name, nil) },
+		}, "", func() (rest.Interface, lister[*v1.NodeList]) {
+			return c.Client.CoreV1().RESTClient(), c.Client.CoreV1().Nodes()
+		})
 	}
 	if c.Engine != nil {
 		follow(g, c, c.ServiceCIDRs, c.serviceCIDRs(), "", func() (rest.Interface, lister[*networking.ServiceCIDRList]) {

@@ -18,7 +18,7 @@ func (c Config) setService(s *v1.Service) {
 	c.ReceiveService(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, func() bool { return c.Tracker.SetService(s) })
 }
 
-func (c Config) deleteService(name types.NamespacedName, _ *v1.Service) {
+func (c Config) deleteService(name types.NamespacedName) {
 	c.ReceiveService(name, func() bool { return c.Tracker.DeleteService(name) })
 }
 
@@ -26,24 +26,13 @@ func (c Config) setSlice(s *discovery.EndpointSlice) {
 	c.ReceiveSlice(string(s.AddressType), func() bool { return c.Tracker.SetSlice(s) })
 }
 
-func (c Config) deleteSlice(name types.NamespacedName, last *discovery.EndpointSlice) {
-	addressType := ""
-	if last != nil {
-		addressType = string(last.AddressType)
-	}
-	c.ReceiveSlice(addressType, func() bool { return c.Tracker.DeleteSlice(name) })
+func (c Config) deleteSlice(name types.NamespacedName) {
+	c.ReceiveSlice("", func() bool { return c.Tracker.DeleteSlice(name) })
 }
 
-func (c Config) setNode(n *v1.Node) { c.passNode(n.Name, n) }
-
-func (c Config) deleteNode(name types.NamespacedName, _ *v1.Node) { c.passNode(name.Name, nil) }
-
-// passNode passes on a Node, or with nil that it is deleted. It ignores Nodes that are not followed.
+// passNode passes on a Node, or with nil that it is deleted.
 func (c Config) passNode(name string, n *v1.Node) {
 	if c.Node != "" {
-		if name != c.Node {
-			return
-		}
 		info := tracker.NodeInfo{Name: name}
 		switch {
 		case c.NodeInfo != nil:
@@ -66,6 +55,6 @@ func (c Config) serviceCIDRs() apiretry.Source[*networking.ServiceCIDR] {
 	return apiretry.Source[*networking.ServiceCIDR]{
 		Resource: "servicecidrs", Absent: func() {}, Synced: func() {},
 		Set:  func(o *networking.ServiceCIDR) { ranges[o.Name] = apiretry.Ranges(o, c.Log); pass() },
-		Gone: func(n types.NamespacedName, _ *networking.ServiceCIDR) { delete(ranges, n.Name); pass() },
+		Gone: func(n types.NamespacedName) { delete(ranges, n.Name); pass() },
 	}
 }

@@ -7,25 +7,18 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestOtherNodesAreIgnored imitates a server that ignores field selectors.
-func TestOtherNodesAreIgnored(t *testing.T) {
+func TestHookReceivesTheNodeAndItsDeletion(t *testing.T) {
 	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "z1"}}))(t)
 	var seen []*v1.Node
 	c := Config{Tracker: tr, Node: "here", OnNode: func(_ string, n *v1.Node) { seen = append(seen, n) }}
 	here := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
-	c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "there"}})
-	c.deleteNode(types.NamespacedName{Name: "there"}, nil)
-	if got := tr.Node(); got.Zone != "z1" || len(seen) != 0 {
-		t.Errorf("another Node changed this one to %+v, hook: %v", got, seen)
-	}
-	c.setNode(here)
-	c.deleteNode(types.NamespacedName{Name: "here"}, here)
+	c.passNode("here", here)
+	c.passNode("here", nil)
 	if got := tr.Node(); !got.Equal(tracker.NodeInfo{Name: "here"}) {
 		t.Errorf("after the Node was deleted: %+v", got)
 	}
@@ -46,11 +39,11 @@ func TestProgramAddsAddressesOfTheNode(t *testing.T) {
 		info.Addresses = own
 		return info
 	}}
-	c.setNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{v1.LabelTopologyZone: "z"}}})
+	c.passNode("here", &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{v1.LabelTopologyZone: "z"}}})
 	if got, want := tr.Node(), (tracker.NodeInfo{Name: "here", Zone: "z", Addresses: own}); !got.Equal(want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	c.deleteNode(types.NamespacedName{Name: "here"}, nil)
+	c.passNode("here", nil)
 	if got, want := tr.Node(), (tracker.NodeInfo{Name: "here", Addresses: own}); !got.Equal(want) {
 		t.Errorf("after the Node was deleted: %+v, want %+v", got, want)
 	}

@@ -68,16 +68,15 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 	return out, nil
 }
 
-// Client is a client of the API groups that a node's proxy needs. Its methods are safe for
-// concurrent use.
+// Client is a client of the API groups that a node's proxy needs. [NewClient] makes one. A program with a clientset of
+// client-go fills the fields, with CoreV1().RESTClient(), for example, and the Client uses the connections of the
+// clientset. The methods are safe for concurrent use.
 type Client struct {
-	core, discovery, networking rest.Interface
-	// connections is nil in the result of FromREST.
+	// The groups are "" (the core), discovery.k8s.io and networking.k8s.io.
+	Core, Discovery, Networking rest.Interface
+	// connections is nil if NewClient did not make the Client.
 	connections *connrotation.Dialer
 }
-
-// Core returns the client of the core API group, for [NewRecorder].
-func (c *Client) Core() rest.Interface { return c.core }
 
 // NewClient returns a Client. The first request connects it.
 func NewClient(c *rest.Config) (*Client, error) {
@@ -101,7 +100,7 @@ func NewClient(c *rest.Config) (*Client, error) {
 		gv   schema.GroupVersion
 		path string
 	}{
-		{&out.core, v1.SchemeGroupVersion, "/api"}, {&out.discovery, discovery.SchemeGroupVersion, "/apis"}, {&out.networking, networking.SchemeGroupVersion, "/apis"},
+		{&out.Core, v1.SchemeGroupVersion, "/api"}, {&out.Discovery, discovery.SchemeGroupVersion, "/apis"}, {&out.Networking, networking.SchemeGroupVersion, "/apis"},
 	} {
 		c := rest.CopyConfig(c)
 		c.GroupVersion, c.APIPath = &g.gv, g.path
@@ -129,7 +128,7 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	out := &v1.Node{}
-	err := c.core.Get().Resource(string(Nodes)).Name(name).MaxRetries(0).Do(ctx).Into(out)
+	err := c.Core.Get().Resource("nodes").Name(name).MaxRetries(0).Do(ctx).Into(out)
 	return out, err
 }
 
@@ -160,16 +159,7 @@ func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return c.core.Patch(types.JSONPatchType).Resource(string(Nodes)).Name(n.Name).Body(body).Do(ctx).Error()
-}
-
-// FromREST returns a Client that uses another client's connections. The arguments are the REST clients
-// of the API groups "" (the core), discovery.k8s.io and networking.k8s.io, for example of client-go's
-// clientset:
-//
-//	kubeapi.FromREST(cs.CoreV1().RESTClient(), cs.DiscoveryV1().RESTClient(), cs.NetworkingV1().RESTClient())
-func FromREST(core, discovery, networking rest.Interface) *Client {
-	return &Client{core: core, discovery: discovery, networking: networking}
+	return c.Core.Patch(types.JSONPatchType).Resource("nodes").Name(n.Name).Body(body).Do(ctx).Error()
 }
 
 // Close closes all connections of a Client that NewClient returned. Running requests fail.
@@ -180,4 +170,4 @@ func (c *Client) Close() {
 }
 
 // URL returns the address of the API server.
-func (c *Client) URL() *url.URL { return c.core.Get().URL() }
+func (c *Client) URL() *url.URL { return c.Core.Get().URL() }

@@ -28,10 +28,10 @@ type Recorder struct {
 }
 
 // NewRecorder returns a Recorder for the agent of a node. core is a client of the core API group:
-// [Client.Core], or CoreV1().RESTClient() of client-go's clientset. The caller must call Shutdown.
+// Client.Core, or CoreV1().RESTClient() of client-go's clientset. The caller must call Shutdown.
 //
 // At most once a minute, the Recorder logs that the API server refuses an Event. It repeats a request
-// that the API server did not answer, and logs that as a debug message: [Follow] logs the cause of an
+// that the API server did not answer, and logs that as a debug message: what follows the objects logs the cause of an
 // outage.
 func NewRecorder(core rest.Interface, component, node string, log *slog.Logger) *Recorder {
 	// client-go would log every attempt, and whole Events.

@@ -14,6 +14,19 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// apiServer is an API server in this process.
+type apiServer func(*http.Request) (*http.Response, error)
+
+func (f apiServer) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// lines is a log that a test reads line by line.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
 // TestRefusedEventsAreLoggedOnceAMinute writes Events to an API server that refuses them, and to one
 // that does not answer.
 func TestRefusedEventsAreLoggedOnceAMinute(t *testing.T) {
@@ -23,7 +36,9 @@ func TestRefusedEventsAreLoggedOnceAMinute(t *testing.T) {
 	}{
 		"refused": {func(*http.Request) (*http.Response, error) {
 			w := httptest.NewRecorder()
-			answer(w, http.StatusForbidden, "Forbidden")
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden","message":"it is Forbidden"}`)
 			return w.Result(), nil
 		}, []string{"First", "Third"}},
 		"no answer": {func(*http.Request) (*http.Response, error) { return nil, io.EOF }, nil},
@@ -39,7 +54,7 @@ func TestRefusedEventsAreLoggedOnceAMinute(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := make(lines, 100)
-				r := NewRecorder(c.Core(), "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
+				r := NewRecorder(c.Core, "test", "n1", slog.New(slog.NewTextHandler(log, nil)))
 				r.NodeEvent(true, "First", "first")
 				time.Sleep(30 * time.Second)
 				r.NodeEvent(true, "Second", "second")

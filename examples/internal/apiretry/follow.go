@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
@@ -24,7 +25,8 @@ import (
 type Group struct {
 	*Retrier
 	*errgroup.Group
-	ctx context.Context
+	// Context ends with the Group.
+	context.Context
 }
 
 // NewGroup returns a Group that follows its sources until ctx ends.
@@ -41,6 +43,8 @@ type Source[T metav1.Object] struct {
 	// Follow neither starts nor stops the informer, and removes its handler.
 	Informer cache.SharedInformer
 	Requests func() (requests *cache.ListWatch, client any)
+	// Name, if not "", is the name of the only object to follow.
+	Name string
 	// Field is a field selector, which an API server may not know: Set must ignore the objects that it excludes.
 	Field string
 	// Absent, if not nil, is called once if the API server does not have the kind or does not allow to read it.
@@ -48,8 +52,8 @@ type Source[T metav1.Object] struct {
 	Absent func()
 	// Set receives new and changed objects. It may keep an object only if it has an informer.
 	Set func(T)
-	// Gone receives the names of deleted objects, with their last state, if it is known.
-	Gone func(name types.NamespacedName, last T)
+	// Gone receives the names of deleted objects.
+	Gone func(types.NamespacedName)
 	// Synced is called after all objects of a list were passed to Set.
 	Synced func()
 }
@@ -57,11 +61,12 @@ type Source[T metav1.Object] struct {
 // Follow follows a source in a goroutine. It calls one function of s at a time, but for Synced with an informer. An
 // error is that of an informer that has stopped.
 func Follow[T metav1.Object](g *Group, s Source[T]) {
-	g.Go(func() error { return follow(g.ctx, g.Retrier, s) })
+	g.Go(func() error { return follow(g, s) })
 }
 
-func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error {
-	p := &store[T]{Source: s, log: r.log, names: map[types.NamespacedName]struct{}{}}
+func follow[T metav1.Object](g *Group, s Source[T]) error {
+	ctx, r := g.Context, g.Retrier
+	p := &store[T]{Source: s, log: r.log, names: map[cache.ObjectName]struct{}{}}
 	if s.Informer != nil {
 		h, err := s.Informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: p.pass, UpdateFunc: func(_, o any) { p.pass(o) }, DeleteFunc: func(o any) { _ = p.Delete(o) },
@@ -77,6 +82,9 @@ func follow[T metav1.Object](ctx context.Context, r *Retrier, s Source[T]) error
 		return context.Cause(ctx)
 	}
 	requests, client := s.Requests()
+	if s.Name != "" {
+		s.Field = fields.OneTermEqualSelector(metav1.ObjectNameField, s.Name).String()
+	}
 	if s.Absent != nil {
 		r.readable(ctx, s.Resource, requests, s.Absent)
 	}
@@ -102,11 +110,7 @@ type store[T metav1.Object] struct {
 	Source[T]
 	log   *slog.Logger
 	once  sync.Once
-	names map[types.NamespacedName]struct{}
-}
-
-func nameOf(o metav1.Object) types.NamespacedName {
-	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	names map[cache.ObjectName]struct{}
 }
 
 // pass passes on an object of an informer, which may have objects of another type. It logs the first of these.
@@ -124,11 +128,13 @@ func (s *store[T]) Add(o any) error { return s.Update(o) }
 // Update is called for a changed object.
 func (s *store[T]) Update(o any) error {
 	v, ok := o.(T)
-	if !ok {
+	switch {
+	case !ok:
 		return fmt.Errorf("unexpected %T, want %T", o, v)
-	}
-	if s.Informer == nil {
-		s.names[nameOf(v)] = struct{}{}
+	case s.Name != "" && s.Name != v.GetName():
+		return nil
+	case s.Informer == nil:
+		s.names[cache.MetaObjectToName(v)] = struct{}{}
 	}
 	s.Set(v)
 	return nil
@@ -138,14 +144,17 @@ func (s *store[T]) Update(o any) error {
 // callers with a queue.
 func (s *store[T]) Delete(o any) error {
 	name, err := cache.DeletionHandlingObjectToName(o)
-	if err != nil {
-		return err
+	if err == nil {
+		s.gone(name)
 	}
-	n := types.NamespacedName{Namespace: name.Namespace, Name: name.Name}
-	delete(s.names, n)
-	last, _ := o.(T)
-	s.Gone(n, last)
-	return nil
+	return err
+}
+
+func (s *store[T]) gone(name cache.ObjectName) {
+	delete(s.names, name)
+	if s.Name == "" || s.Name == name.Name {
+		s.Gone(types.NamespacedName(name))
+	}
 }
 
 // Transformer implements cache.TransformingStore. The reflector calls the returned function
@@ -158,41 +167,30 @@ func (s *store[T]) Transformer() cache.TransformFunc {
 		if !ok {
 			return o, nil
 		}
-		if err := s.Update(v); err != nil {
-			return nil, err
-		}
-		return cache.ExplicitKey(nameOf(v).String()), nil
+		return cache.ExplicitKey(cache.MetaObjectToName(v).String()), s.Update(v)
 	}
 }
 
 // Replace is called with all objects: at first, and after the watch was interrupted for too
 // long.
 func (s *store[T]) Replace(list []any, _ string) error {
-	now := make(map[types.NamespacedName]struct{}, len(list))
+	before := s.names
+	s.names = make(map[cache.ObjectName]struct{}, len(list))
 	var errs []error
 	for _, o := range list {
 		if key, ok := o.(cache.ExplicitKey); ok { // passed on by Transformer
-			n, err := cache.ParseObjectName(string(key))
-			if err != nil {
-				errs = append(errs, err)
-			}
-			now[types.NamespacedName{Namespace: n.Namespace, Name: n.Name}] = struct{}{}
-			continue
-		}
-		v, ok := o.(T)
-		if !ok {
-			errs = append(errs, fmt.Errorf("unexpected %T", o))
-			continue
-		}
-		now[nameOf(v)] = struct{}{}
-		s.Set(v)
-	}
-	for name := range s.names {
-		if _, ok := now[name]; !ok {
-			s.Gone(name, *new(T))
+			name, err := cache.ParseObjectName(string(key))
+			errs = append(errs, err)
+			s.names[name] = struct{}{}
+		} else {
+			errs = append(errs, s.Update(o))
 		}
 	}
-	s.names = now
+	for name := range before {
+		if _, ok := s.names[name]; !ok {
+			s.gone(name)
+		}
+	}
 	s.Synced()
 	return errors.Join(errs...)
 }

@@ -17,9 +17,9 @@ import (
 // recorded returns a store, and what it passed on since the last call of a function.
 func recorded[T metav1.Object]() (s *store[T], passed func() []string) {
 	var got []string
-	s = &store[T]{names: map[types.NamespacedName]struct{}{}, Source: Source[T]{
+	s = &store[T]{names: map[cache.ObjectName]struct{}{}, Source: Source[T]{
 		Set:    func(o T) { got = append(got, strings.TrimSpace("set "+o.GetName()+" "+o.GetResourceVersion())) },
-		Gone:   func(n types.NamespacedName, _ T) { got = append(got, "gone "+n.String()) },
+		Gone:   func(n types.NamespacedName) { got = append(got, "gone "+n.String()) },
 		Synced: func() { got = append(got, "synced") },
 	}}
 	return s, func() []string {

@@ -157,7 +157,7 @@ func (a *Agent) openEvents(_ context.Context, p *part) error {
 	case a.options.Events != nil:
 		a.events = &guardedEvents{EventSink: a.options.Events, log: a.options.Log}
 	case a.client != nil:
-		r := kubeapi.NewRecorder(a.client.Core(), a.options.Component, a.options.Config.NodeName, a.options.Log)
+		r := kubeapi.NewRecorder(a.client.Core, a.options.Component, a.options.Config.NodeName, a.options.Log)
 		a.events = r
 		p.close = closing(r.Shutdown)
 	}

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -240,13 +238,18 @@ func (s *apiServer) Node(ctx context.Context, need Need) (*v1.Node, error) {
 		return nil, nil
 	}
 	var logged time.Time
+	var why error
 	for {
 		n, err := s.client.Node(ctx, s.cfg.NodeName)
+		answered := err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown
 		if err == nil {
 			err = need(n)
 		}
 		if err == nil {
 			return n, nil
+		}
+		if answered || why == nil { // the end of ctx is no reason
+			why = err
 		}
 		if time.Since(logged) >= nodeLogInterval {
 			s.log.Warn("waiting for the Node object", "error", err)
@@ -254,67 +257,12 @@ func (s *apiServer) Node(ctx context.Context, need Need) (*v1.Node, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), why)
 		case <-time.After(nodeInterval):
 		}
 	}
 }
 
 func (s *apiServer) Follow(ctx context.Context, w *World) error {
-	gates := map[kubeapi.Source]tracker.Kind{
-		kubeapi.Services: tracker.KindServices, kubeapi.Slices: tracker.KindSlices, kubeapi.Nodes: tracker.KindNodes,
-	}
-	empty := newEmptySources(w)
-	var listed atomic.Int32
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { empty.warn(ctx) })
-	kubeapi.Follow(ctx, s.client, tracker.Selector{}, s.cfg.NodeName, kubeapi.Handler{
-		All:               w.Keep,
-		SetService:        Guarded(w, func(o *v1.Service) { empty.seen(kubeapi.Services); w.SetService(o) }),
-		DeleteService:     Guarded(w, w.DeleteService),
-		SetSlice:          Guarded(w, func(o *discovery.EndpointSlice) { empty.seen(kubeapi.Slices); w.SetSlice(o) }),
-		DeleteSlice:       Guarded(w, w.DeleteSlice),
-		SetNode:           Guarded(w, func(o *v1.Node) { empty.seen(kubeapi.Nodes); w.SetNode(o) }),
-		DeleteNode:        func() { Guarded(w, func(struct{}) { w.DeleteNode() })(struct{}{}) },
-		SetServiceCIDR:    Guarded(w, w.SetServiceCIDR),
-		DeleteServiceCIDR: Guarded(w, w.DeleteServiceCIDR),
-		Contact: func(s kubeapi.Source) {
-			if w.Contact != nil {
-				w.Contact(string(s))
-			}
-		},
-		Failed: func(s kubeapi.Source, err error) {
-			if w.NotRead != nil {
-				w.NotRead(string(s), err)
-			}
-		},
-		Synced: func(s kubeapi.Source) {
-			w.Log.Debug("listed", "resource", s)
-			empty.listed(s)
-			if w.Keep {
-				// A command shows the world once, so it waits for the ServiceCIDRs, too.
-				if listed.Add(1) == int32(len(gates)+1) {
-					w.Tracker.MarkSynced(slices.Collect(maps.Values(gates))...)
-				}
-			} else if g, ok := gates[s]; ok {
-				w.Tracker.MarkSynced(g)
-			}
-		},
-	}, s.log)
-	return ctx.Err()
-}
-
-// Guarded returns f as a function that hands a panic to w: client-go's goroutines call it.
-func Guarded[T any](w *World, f func(T)) func(T) {
-	return func(o T) {
-		if w.Panicked != nil {
-			defer func() {
-				if p := recover(); p != nil {
-					w.Panicked(p)
-				}
-			}()
-		}
-		f(o)
-	}
+	return w.Follow(ctx, s.client, Informers{})
 }

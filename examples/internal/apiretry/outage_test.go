@@ -1,4 +1,4 @@
-package kubeapi
+package apiretry
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,40 +21,44 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// handlerOf returns a Handler that calls seen for each object and each list.
-func handlerOf(seen func(what string)) Handler {
-	return Handler{
-		SetService: func(*v1.Service) { seen("service") }, DeleteService: func(types.NamespacedName) {},
-		SetSlice: func(*discovery.EndpointSlice) { seen("slice") }, DeleteSlice: func(types.NamespacedName) {},
-		SetNode: func(*v1.Node) { seen("node") }, DeleteNode: func() {},
-		SetServiceCIDR: func(*networking.ServiceCIDR) { seen("cidr") }, DeleteServiceCIDR: func(string) {},
-		Synced: func(s Source) { seen("synced " + string(s)) },
-	}
+// followAll follows all kinds of objects of the Node n until ctx ends, and calls seen for each object and each list.
+func followAll(ctx context.Context, c *kubeapi.Client, log *slog.Logger, contact, seen func(what string)) {
+	g := NewGroup(ctx, New(log, contact))
+	_, field := tracker.Selector{}.ServiceListOptions()
+	followOne(g, c.Core, Source[*v1.Service]{Resource: "services", Field: field}, seen)
+	followOne(g, c.Discovery, Source[*discovery.EndpointSlice]{Resource: "endpointslices"}, seen)
+	followOne(g, c.Core, Source[*v1.Node]{Resource: "nodes", Name: "n"}, seen)
+	followOne(g, c.Networking, Source[*networking.ServiceCIDR]{Resource: "servicecidrs", Absent: func() {}}, seen)
+	_ = g.Wait()
 }
 
-// follow calls Follow with an API server at a URL until the test calls stop, which returns
-// after Follow.
-func follow(t *testing.T, url string, log *slog.Logger, seen func(string)) (stop func()) {
-	t.Helper()
-	return followBy(t, &rest.Config{Host: url}, log, handlerOf(seen))
+func followOne[T metav1.Object](g *Group, client rest.Interface, s Source[T], seen func(what string)) {
+	s.Requests = func() (*cache.ListWatch, any) { return Requests(client, s.Resource, ""), client }
+	s.Set = func(o T) { seen("set " + s.Resource + " " + o.GetName()) }
+	s.Gone = func(n types.NamespacedName) { seen("gone " + s.Resource + " " + n.Name) }
+	s.Synced = func() { seen("synced " + s.Resource) }
+	Follow(g, s)
 }
 
-// followBy is follow with a client configuration and a Handler.
-func followBy(t *testing.T, config *rest.Config, log *slog.Logger, h Handler) (stop func()) {
+// startFollowing calls followAll with a client configuration until the test calls stop, which returns after followAll.
+func startFollowing(t *testing.T, config *rest.Config, log *slog.Logger, seen func(string)) (stop func()) {
 	t.Helper()
 	config.QPS, config.Burst = 1e6, 1e6
-	c := must.Get(NewClient(config))(t)
+	c := must.Get(kubeapi.NewClient(config))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", h, log) })
+	wg.Go(func() { followAll(ctx, c, log, nil, seen) })
 	stop = func() { cancel(); wg.Wait() }
 	t.Cleanup(stop)
 	return stop
@@ -140,7 +145,7 @@ func TestFollowLogsAnOutageInTimeAndReturnsWithItsContext(t *testing.T) {
 						}
 						return n
 					}
-					stop := followBy(t, &rest.Config{Host: "http://api", Transport: tt.server}, slog.New(slog.NewTextHandler(log, nil)), handlerOf(func(string) {}))
+					stop := startFollowing(t, &rest.Config{Host: "http://api", Transport: tt.server}, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
 					time.Sleep(5 * time.Second)
 					if n := logged(); n != 1 {
 						t.Errorf("%d lines with the cause after 5 s, want 1", n)
@@ -171,7 +176,7 @@ func TestSharedLogSinkIsNotInitialized(t *testing.T) {
 	log := slog.New(logr.ToSlogHandler(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))))
 	for range 10 {
 		seen := make(chan string, 100)
-		stop := follow(t, s.URL, log, func(what string) {
+		stop := startFollowing(t, &rest.Config{Host: s.URL}, log, func(what string) {
 			log.Warn("x")
 			select {
 			case seen <- what:
@@ -180,32 +185,6 @@ func TestSharedLogSinkIsNotInitialized(t *testing.T) {
 		})
 		log.Warn("y")
 		<-seen
-		stop()
-	}
-}
-
-// TestAllObjectsAreListedOnRequest follows the objects that the selector excludes, too.
-func TestAllObjectsAreListedOnRequest(t *testing.T) {
-	for _, all := range []bool{false, true} {
-		asked := make(chan bool, 100)
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if strings.HasSuffix(r.URL.Path, "/services") || strings.HasSuffix(r.URL.Path, "/endpointslices") {
-				select {
-				case asked <- strings.Contains(r.URL.RawQuery, "Selector"):
-				default:
-				}
-			}
-			serveLists(w, r)
-		}))
-		t.Cleanup(s.CloseClientConnections)
-		h := handlerOf(func(string) {})
-		h.All = all
-		stop := followBy(t, &rest.Config{Host: s.URL}, slog.New(slog.DiscardHandler), h)
-		for range 2 {
-			if restricted := <-asked; restricted == all {
-				t.Errorf("All is %v, and the request has a selector: %v", all, restricted)
-			}
-		}
 		stop()
 	}
 }
@@ -230,7 +209,7 @@ func TestOldServerIsRead(t *testing.T) {
 	t.Cleanup(s.CloseClientConnections)
 	log := make(lines, 100)
 	synced := make(chan string, 100)
-	stop := follow(t, s.URL, slog.New(slog.NewTextHandler(log, nil)), func(what string) { synced <- what })
+	stop := startFollowing(t, &rest.Config{Host: s.URL}, slog.New(slog.NewTextHandler(log, nil)), func(what string) { synced <- what })
 	want := map[string]bool{"synced services": true, "synced endpointslices": true, "synced nodes": true}
 	for len(want) != 0 {
 		select {
@@ -248,5 +227,37 @@ func TestOldServerIsRead(t *testing.T) {
 	}
 	if got := text.String(); strings.Count(got, "does not know a field selector") != 1 || strings.Contains(got, "cannot read from the API server") {
 		t.Errorf("log:\n%s", got)
+	}
+}
+
+// TestOtherNodesAreIgnored watches an API server that has events of another Node, too.
+func TestOtherNodesAreIgnored(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/nodes") || r.URL.Query().Get("watch") == "" || r.URL.Query().Get("sendInitialEvents") != "" {
+			serveLists(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		for i, e := range []string{"ADDED other", "DELETED other", "DELETED a", "ADDED n", "DELETED n"} {
+			typ, name, _ := strings.Cut(e, " ")
+			fmt.Fprintf(w, `{"type":%q,"object":{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"resourceVersion":"%d"}}}`+"\n", typ, name, i+2)
+		}
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	t.Cleanup(s.CloseClientConnections)
+	c := must.Get(kubeapi.NewClient(&rest.Config{Host: s.URL}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var got []string
+	followAll(ctx, c, slog.New(slog.DiscardHandler), nil, func(what string) {
+		if strings.Contains(what, "set nodes") || strings.Contains(what, "gone nodes") {
+			got = append(got, what)
+		}
+		if what == "gone nodes n" {
+			cancel()
+		}
+	})
+	if want := []string{"set nodes n", "gone nodes n"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

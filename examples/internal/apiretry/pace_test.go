@@ -1,4 +1,4 @@
-package kubeapi
+package apiretry
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/internal/testing/must"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // pipes is a listener whose connections are pipes, so that the clock of package synctest applies to them.
@@ -62,7 +62,7 @@ type pacedServer struct {
 	answer func(w http.ResponseWriter, r *http.Request, watch bool) bool
 	// streams has answer answer watches for lists as streams, too.
 	streams bool
-	// The requests about Services and about Nodes, and what Follow told its handler.
+	// The requests about Services and about Nodes, and the contacts.
 	lists, watches, nodeWatches, contacts atomic.Int64
 	// synced is closed with the first list of Services.
 	synced chan struct{}
@@ -106,16 +106,16 @@ func (s *pacedServer) follow(t *testing.T, f func(t *testing.T)) {
 		server := &http.Server{Handler: s}
 		var wg sync.WaitGroup
 		wg.Go(func() { server.Serve(p) })
-		c := must.Get(NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1}))(t)
+		c := must.Get(kubeapi.NewClient(&rest.Config{Host: "http://api", Dial: p.dial, QPS: -1}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		s.log, s.synced = make(lines, 1000), make(chan struct{})
-		handler := handlerOf(func(what string) {
-			if what == "synced services" {
-				s.once.Do(func() { close(s.synced) })
-			}
+		wg.Go(func() {
+			followAll(ctx, c, slog.New(slog.NewTextHandler(s.log, nil)), func(string) { s.contacts.Add(1) }, func(what string) {
+				if what == "synced services" {
+					s.once.Do(func() { close(s.synced) })
+				}
+			})
 		})
-		handler.Contact = func(Source) { s.contacts.Add(1) }
-		wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", handler, slog.New(slog.NewTextHandler(s.log, nil))) })
 		f(t)
 		cancel()
 		c.Close()
