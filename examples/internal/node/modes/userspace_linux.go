@@ -17,11 +17,12 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Userspace is the mode whose data plane is this process. The kernel has no rules, only
-// the addresses of Services ([vip]).
+// Userspace is the mode whose data plane is this process. The kernel has no rules for Services, only
+// their addresses ([vip]).
 func Userspace() Mode {
 	return Mode{
 		Name:  config.ModeUserspace,
@@ -36,13 +37,14 @@ func Userspace() Mode {
 			})
 			return owned, err
 		},
-		Cleanup: func(context.Context, *slog.Logger) error {
+		Cleanup: func(ctx context.Context, log *slog.Logger) error {
+			kept := Missing(ifOwned(nftables.Owned, nftables.Cleanup)(ctx, nftables.Config{Table: keptTable, Log: log}), log)
 			return WithAddresses(func(a *vip.Addresses) error {
 				held, err := a.Held()
 				for _, x := range held {
 					err = errors.Join(err, a.Release(x))
 				}
-				return err
+				return errors.Join(err, kept)
 			})
 		},
 		CleanupKubeProxy: func(context.Context, *slog.Logger) error { return nil },
@@ -59,6 +61,10 @@ func WithAddresses(f func(*vip.Addresses) error) error {
 	return f(a)
 }
 
+// keptTable is an nf_tables table without Services. Its chains of type nat make the kernel translate the connections of an
+// earlier mode. Without one, their packets would reach the sockets of this process, which the kernel answers by RST.
+const keptTable = "proxier-kept"
+
 // userspacePlane is the data plane of mode userspace.
 type userspacePlane struct {
 	*userspace.Backend
@@ -67,6 +73,30 @@ type userspacePlane struct {
 	// that it may listen at.
 	adds  bool
 	first uint16
+	keep  func(context.Context) // nil after the first call
+}
+
+// Apply calls keep before another mode's rules are removed.
+func (p *userspacePlane) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if p.adds && p.keep != nil {
+		p.keep(ctx)
+		p.keep = nil
+	}
+	return p.Backend.Apply(ctx, d)
+}
+
+// keepConnections writes keptTable, if the kernel tracks connections.
+func keepConnections(ctx context.Context, s Settings) {
+	if n, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil || strings.TrimSpace(string(n)) == "0" {
+		return
+	}
+	b, err := nftables.New(ctx, nftables.Config{Table: keptTable, Families: s.Families, NetNS: s.NetNS, Log: s.Log})
+	if err == nil {
+		err = errors.Join(b.Apply(ctx, &ruleset.Delta{Full: true, Node: &ruleset.Node{}}), b.Close())
+	}
+	if err != nil {
+		s.Log.Warn("open connections of another mode may break", "error", err)
+	}
 }
 
 // openUserspace opens the data plane and logs what the process may not serve.
@@ -75,7 +105,7 @@ func openUserspace(s Settings) (Plane, error) {
 	if err != nil {
 		return Plane{}, err
 	}
-	p := &userspacePlane{addresses: own, adds: own.Permitted() == nil, first: firstPort()}
+	p := &userspacePlane{addresses: own, adds: own.Permitted() == nil, first: firstPort(), keep: func(ctx context.Context) { keepConnections(ctx, s) }}
 	c := userspace.Config{Addresses: own, Serves: p.serves, Dial: s.Dial, Log: s.Log}
 	if !p.adds {
 		c.Addresses = &presentAddresses{own: own, held: map[netip.Addr]bool{}}

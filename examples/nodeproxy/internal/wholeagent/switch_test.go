@@ -41,6 +41,7 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	listing := list("nft", "list", "tables")
 	out["nftables"] = strings.Contains(listing, "table ip proxier\n")
 	out["kube-proxy nftables"] = strings.Contains(listing, "table ip kube-proxy\n") && slices.ContainsFunc(chainsOfKubeProxy(t, h, "ip"), func(chain string) bool { return chain != "nodeproxy-marker" })
+	out["userspace"] = strings.Contains(listing, "table ip proxier-kept\n")
 	saved := list("iptables-save")
 	out["iptables"] = strings.Contains(saved, "\n:KUBE-SERVICES ")
 	out["ipvs"] = strings.Contains(saved, "\n:KUBE-IPVS-SERVICES ")
@@ -62,6 +63,17 @@ func held(t *testing.T, s *lab.Stream, when string) {
 func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	switchModes(t, "nftables", "iptables", "nftables", "iptables", "nftables")
+}
+
+// TestSwitchingToUserspaceBreaksNoConnection has an open connection that the kernel translates.
+func TestSwitchingToUserspaceBreaksNoConnection(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"nftables", "iptables"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			switchModes(t, first, "userspace")
+		})
+	}
 }
 
 // switchModes changes from the first mode to the others, one after the other. TestIPVSNode does it with mode ipvs.
