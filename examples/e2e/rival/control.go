@@ -7,8 +7,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"sync"
-	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -125,18 +125,18 @@ func sliceObject(i, set int) []byte {
 
 // grow creates Services until there are n.
 func (c *control) grow(ctx context.Context, n int) error {
-	if n <= c.services {
-		return nil
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(workers)
+	for i := c.services; i < n; i++ {
+		g.Go(func() error {
+			if err := c.request(ctx, "POST", "/api/v1/namespaces/default/services", serviceObject(i)); err != nil {
+				return err
+			}
+			return c.request(ctx, "POST", slicesPath, sliceObject(i, 0))
+		})
 	}
-	first := c.services
-	c.services, c.generation = n, append(c.generation, make([]int, n-first)...)
-	return parallel(n-first, func(i int) error {
-		i += first
-		if err := c.request(ctx, "POST", "/api/v1/namespaces/default/services", serviceObject(i)); err != nil {
-			return err
-		}
-		return c.request(ctx, "POST", slicesPath, sliceObject(i, 0))
-	})
+	c.services, c.generation = n, append(c.generation, make([]int, n-c.services)...)
+	return g.Wait()
 }
 
 // change switches a Service to the other of its sets of endpoints and returns
@@ -145,25 +145,4 @@ func (c *control) change(ctx context.Context, service int) (set int, err error) 
 	set = 1 - c.generation[service]
 	c.generation[service] = set
 	return set, c.request(ctx, "PUT", fmt.Sprintf("%s/s%d-1", slicesPath, service), sliceObject(service, set))
-}
-
-// parallel calls f for each number below n, several at a time, until one fails.
-func parallel(n int, f func(int) error) error {
-	var next atomic.Int64
-	var failed atomic.Pointer[error]
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && failed.Load() == nil; i = int(next.Add(1)) - 1 {
-				if err := f(i); err != nil {
-					failed.Store(&err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
-	return nil
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -24,13 +23,6 @@ type point struct {
 	seconds  float64
 }
 
-func (l *line) add(services int, seconds float64) {
-	if seconds > 0 {
-		l.points = append(slices.DeleteFunc(l.points, func(p point) bool { return p.services == services }), point{services, seconds})
-		slices.SortFunc(l.points, func(a, b point) int { return cmp.Compare(a.services, b.services) })
-	}
-}
-
 // draw writes the graph of the median of changes one by one, and of a benchmark's output, to a folder: with
 // the colors for a light and for a dark background.
 func draw(folder, bench string, reports []*Report) error {
@@ -44,15 +36,13 @@ func draw(folder, bench string, reports []*Report) error {
 	} {
 		library, floor := line{"library alone", theme.nodeproxy, "7 5", nil}, line{"floor", theme.faint, "1.5 5", nil}
 		lines := []*line{{kubeProxy, theme.kubeProxy, "0", nil}, {kubeProxy + ", 1 ms", theme.kubeProxy, "7 5", nil}, {nodeproxy, theme.nodeproxy, "0", nil}, &library, &floor}
-		for _, r := range reports {
-			for _, run := range r.Runs {
-				i := slices.IndexFunc(lines, func(l *line) bool { return l.label == run.Proxy })
-				if run.MinSyncPeriod != "" {
-					i++
-				}
-				if run.Mode == "nftables" {
-					lines[i].add(run.Services, run.Change.P50ms/1000)
-				}
+		for _, run := range merge(reports) {
+			i := slices.IndexFunc(lines, func(l *line) bool { return l.label == run.Proxy })
+			if run.MinSyncPeriod != "" {
+				i++
+			}
+			if run.Mode == "nftables" && run.Change.Count > 0 {
+				lines[i].points = append(lines[i].points, point{run.Services, run.Change.P50ms / 1000})
 			}
 		}
 		for row := range strings.Lines(string(text)) {
@@ -60,8 +50,8 @@ func draw(folder, bench string, reports []*Report) error {
 			var ns, floorNS float64
 			name := strings.ReplaceAll(row, "/endpoints=10-", " ") // others have other numbers of endpoints
 			if _, err := fmt.Sscanf(name, "BenchmarkOneEndpointChanged/services=%d %d %d %f ns/op %f floor-ns/op", &services, new(int), &n, &ns, &floorNS); err == nil {
-				library.add(services, ns/1e9)
-				floor.add(services, floorNS/1e9)
+				library.points = append(library.points, point{services, ns / 1e9})
+				floor.points = append(floor.points, point{services, floorNS / 1e9})
 			}
 		}
 		var b bytes.Buffer
@@ -96,13 +86,9 @@ func draw(folder, bench string, reports []*Report) error {
 		p(`<g stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke">`, theme.background)
 		for _, l := range lines {
 			last := l.points[len(l.points)-1]
-			at, height, anchor := x(last.services)+10, y(last.seconds)+4.5, "start"
-			if last.services < most { // other lines continue to the right of it
-				at, height, anchor = at-10, height-16.5, "middle"
-			}
 			took := time.Duration(last.seconds * 1e9)
 			digits := time.Duration(math.Pow10(int(math.Log10(float64(took))) - 1)) // two
-			label(at, height, 14, anchor, l.color, fmt.Sprintf(`<tspan font-weight="600">%s</tspan> %v`, l.label, took.Round(digits)))
+			label(x(last.services)+10, y(last.seconds)+4.5, 14, "start", l.color, fmt.Sprintf(`<tspan font-weight="600">%s</tspan> %v`, l.label, took.Round(digits)))
 		}
 		p(`</g>`)
 		for i, note := range []string{

@@ -2,7 +2,7 @@
 
 // Rival measures nodeproxy beside kube-proxy against a real API server.
 //
-//	rival [flags]            measure; JSON goes to a file, a table to standard output
+//	rival [flags]            measure; JSON goes to a file rival.json, a table to standard output
 //	rival [flags] FILE...    print the table of earlier runs' JSON; later files replace runs of earlier ones
 //
 // One run measures the proxies one after the other, each alone in its own network
@@ -39,8 +39,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,13 +67,11 @@ type extent struct{ changes, kubeProxyChanges, rated, starts, rounds, outages in
 // options holds the values of the flags.
 type options struct {
 	extent
-	nodeproxy, kubeProxy string
-	modes                []string
-	services             []int // for both proxies
-	alone                []int // for nodeproxy alone
-	outage               time.Duration
-	changesOnly          bool
-	dir                  string
+	nodeproxy, kubeProxy, dir string
+	modes                     []string
+	services                  []int
+	outage                    time.Duration
+	changesOnly               bool
 }
 
 // maxKubeProxy is the largest number of Services that kube-proxy is measured with.
@@ -105,14 +103,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	bench := f.String("graph", "", "file with the output of package nftables' benchmark: draw it with the JSON in one-change-light.svg and one-change-dark.svg")
 	modes := f.String("modes", "nftables,iptables", "proxy modes")
-	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
-	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
-	jsonFile := f.String("json", "rival.json", "file for the JSON")
+	services := f.String("services", "100,1000,3000,10000,45000", fmt.Sprintf("numbers of Services; kube-proxy is measured with %d at most", maxKubeProxy))
 	short := f.Bool("short", false, "few starts, changes and rounds")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
 	f.DurationVar(&o.outage, "outage", 2*time.Minute, "duration of an outage of the API server; 0 to leave it out")
 	f.BoolVar(&o.changesOnly, "changes-only", false, "measure starts and changes one by one, and nothing else")
-	f.StringVar(&o.dir, "dir", "", "existing folder for logs and the state of etcd; a temporary one if empty")
+	f.StringVar(&o.dir, "dir", "", "empty folder for rival.json, logs and the state of etcd; a temporary one if not set")
 	f.Parse(args) // exits after an error
 	if f.NArg() > 0 {
 		reports, err := read(f.Args())
@@ -125,26 +121,21 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		o.extent = extent{changes: 30, kubeProxyChanges: 5, rated: 300, starts: 2, rounds: 5, outages: 1}
 	}
 	o.modes = strings.Split(*modes, ",")
-	var err1, err2 error
-	o.services, err1 = numbers(*services)
-	o.alone, err2 = numbers(*alone)
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	if o.dir == "" {
-		dir, err := os.MkdirTemp("", "rival")
-		if err != nil {
-			return err
+	for _, text := range strings.Split(*services, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < minServices || n > maxServices {
+			return fmt.Errorf("--services: %q is no number from %d to %d", text, minServices, maxServices)
 		}
-		defer os.RemoveAll(dir)
-		o.dir = dir
+		o.services = append(o.services, n)
 	}
-	if o.kubeProxy != "" {
-		if _, err := exec.LookPath(o.kubeProxy); err != nil {
-			return err
-		}
-	}
+	slices.Sort(o.services)
 	var err error
+	if o.dir == "" {
+		if o.dir, err = os.MkdirTemp("", "rival"); err != nil {
+			return err
+		}
+	}
+	progress("files are in %s", o.dir)
 	if o.nodeproxy, err = process.Nodeproxy(ctx, o.nodeproxy, o.dir); err != nil {
 		return err
 	}
@@ -154,7 +145,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	// After a failure the earlier measurements are still written.
 	text, failed := json.MarshalIndent(report, "", "  ")
-	return errors.Join(err, failed, os.WriteFile(*jsonFile, append(text, '\n'), 0o644), Markdown(out, report))
+	return errors.Join(err, failed, os.WriteFile(filepath.Join(o.dir, "rival.json"), append(text, '\n'), 0o644), Markdown(out, report))
 }
 
 // read reads the JSON of earlier runs.
@@ -171,20 +162,4 @@ func read(files []string) (reports []*Report, err error) {
 		reports = append(reports, r)
 	}
 	return reports, nil
-}
-
-// numbers returns the numbers of Services in a flag.
-func numbers(s string) (out []int, err error) {
-	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) {
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			return nil, err
-		}
-		if n < minServices || n > maxServices {
-			return nil, fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
-		}
-		out = append(out, n)
-	}
-	slices.Sort(out)
-	return out, nil
 }

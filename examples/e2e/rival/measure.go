@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
@@ -56,18 +57,10 @@ func measureAll(ctx context.Context, o *options) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Date: time.Now().UTC().Format(time.RFC3339), Kernel: unix.ByteSliceToString(u.Release[:]), CPUs: runtime.NumCPU()}
-	sizes := slices.Concat(o.services, o.alone)
-	slices.Sort(sizes)
-	for i, size := range slices.Compact(sizes) {
+	for i, size := range o.services {
 		progress("creating Services until there are %d", size)
 		if err := c.grow(ctx, size); err != nil {
 			return r, err
-		}
-		if i == 0 && o.outage > 0 && !o.changesOnly {
-			r.Outages = &Outages{Services: size, Seconds: o.outage.Seconds(), Proxies: o.proxies(size)}
-			if err := c.outages(ctx, o, r.Outages.Proxies); err != nil {
-				return r, err
-			}
 		}
 		runs := o.proxies(size)
 		for i := range runs {
@@ -75,14 +68,12 @@ func measureAll(ctx context.Context, o *options) (*Report, error) {
 				runs[i].fail(err)
 			}
 		}
-		if !o.changesOnly && ctx.Err() == nil {
-			all, end := c.launchAll(ctx, o, runs)
-			connections(ctx, o.rounds, all)
-			end()
+		if !o.changesOnly {
+			err = c.measureTogether(ctx, o, runs, i == 0 && o.outage > 0)
 		}
 		r.Runs = append(r.Runs, runs...)
-		if ctx.Err() != nil {
-			return r, ctx.Err()
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return r, err
 		}
 	}
 	return r, nil
@@ -95,7 +86,7 @@ func (o *options) proxies(size int) (out []Run) {
 			version, _ := exec.Command(o.program(proxy), "--version").Output()
 			out = append(out, Run{Proxy: proxy, MinSyncPeriod: period, Version: strings.TrimSpace(string(version)), Mode: mode, Services: size})
 		}
-		if o.kubeProxy != "" && size <= maxKubeProxy && slices.Contains(o.services, size) {
+		if o.kubeProxy != "" && size <= maxKubeProxy {
 			add(kubeProxy, "")
 			add(kubeProxy, shortestPeriod)
 		}
@@ -259,45 +250,48 @@ const sampled = 64
 
 // start waits until every Service answers.
 func (m *measurement) start(ctx context.Context) (s Start, err error) {
-	end := m.began.Add(startTimeout)
-	answers := func(service int) error {
-		for {
-			_, err := visit(service)
-			if err == nil {
-				return nil
-			}
-			if e := errors.Join(ctx.Err(), m.process.Ended()); e != nil {
-				return e
-			}
-			if time.Now().After(end) {
-				return fmt.Errorf("service %d does not answer: %w", service, err)
-			}
-			time.Sleep(time.Millisecond)
+	for i := range sampled + m.services {
+		service := i - sampled
+		if service < 0 {
+			service = i * (m.services - 1) / (sampled - 1)
 		}
-	}
-	err = m.node.host.Do(func() error {
-		for i := range sampled {
-			if err := answers(i * (m.services - 1) / (sampled - 1)); err != nil {
-				return err
-			}
+		attempts, err := m.reach(ctx, service, anySet, m.began.Add(startTimeout), time.Millisecond)
+		if err != nil {
+			return s, err
 		}
-		s.Seconds = time.Since(m.began).Seconds()
-		for i := range m.services {
-			if _, err := visit(i); err == nil {
-				continue
-			}
-			if err := answers(i); err != nil {
-				return err
-			}
+		if i < sampled || attempts > 1 {
 			s.Seconds = time.Since(m.began).Seconds()
 		}
-		return nil
-	})
-	if err != nil {
-		return s, err
 	}
 	time.Sleep(phaseRest)
 	return s, m.used(&s.Usage)
+}
+
+// anySet stands for both sets of a Service's endpoints.
+const anySet = -1
+
+// reach connects to a Service, with a pause after each attempt, until an endpoint of the set answers. Several
+// calls take turns.
+func (m *measurement) reach(ctx context.Context, service, set int, end time.Time, pause time.Duration) (attempts int, err error) {
+	err = m.node.host.Do(func() error {
+		for {
+			m.node.visiting.Lock()
+			answered, err := visit(service)
+			m.node.visiting.Unlock()
+			attempts++
+			if err == nil && (set == anySet || answered == set) {
+				return nil
+			}
+			if stop := errors.Join(ctx.Err(), m.process.Ended()); stop != nil {
+				return stop
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("service %d does not answer with set %d: last answer from set %d, error %v", service, set, answered, err)
+			}
+			time.Sleep(pause)
+		}
+	})
+	return attempts, err
 }
 
 // phaseRest is the pause after a phase. The phase's deferred work, such as the sync at the
@@ -313,22 +307,26 @@ func latency(took []time.Duration) Latency {
 	return Latency{Count: len(took), P50ms: quantile(0.5), P99ms: quantile(0.99), MaxMs: quantile(1)}
 }
 
+// arrival makes a change and returns the time from the API server's answer until it is in effect.
+func (m *measurement) arrival(ctx context.Context, service int) (time.Duration, error) {
+	set, err := m.change(ctx, service)
+	if err != nil {
+		return 0, err
+	}
+	answered := time.Now()
+	_, err = m.reach(ctx, service, set, answered.Add(changeTimeout), 0)
+	return time.Since(answered), err
+}
+
 // changes measures how long each of n changes takes, one by one.
 func (m *measurement) changes(ctx context.Context, n int) error {
-	var took []time.Duration
-	for i := range n {
+	took := make([]time.Duration, n)
+	for i := range took {
 		time.Sleep(gap)
-		service := i * 7919 % m.services // jumps between distant Services
-		set, err := m.change(ctx, service)
-		if err != nil {
+		var err error
+		if took[i], err = m.arrival(ctx, i*7919%m.services); err != nil { // jumps between distant Services
 			return err
 		}
-		answered := time.Now()
-		err = m.node.host.Do(func() error { return arrives(ctx, service, set, answered.Add(changeTimeout)) })
-		if err != nil {
-			return err
-		}
-		took = append(took, time.Since(answered))
 	}
 	m.run.Change = latency(took)
 	return m.used(&m.run.Change.Usage)
@@ -337,56 +335,38 @@ func (m *measurement) changes(ctx context.Context, n int) error {
 // watchedChanges is the number of changes in a burst whose latency is measured.
 const watchedChanges = 50
 
-// watched is a change whose latency is measured.
-type watched struct {
-	service, set int
-	answered     time.Time
-}
-
+// burst makes n changes at a rate. The first Services change once and are watched, the others as often as
+// necessary.
 func (m *measurement) burst(ctx context.Context, n int) error {
-	made := make(chan watched, watchedChanges)
-	var took []time.Duration
-	var watching sync.WaitGroup
-	var failed error
-	watching.Go(func() {
-		failed = m.node.host.Do(func() (err error) {
-			took, err = watchAll(ctx, made)
+	took := make([]time.Duration, watchedChanges)
+	began := time.Now()
+	due := func(i int) { time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / rate))) }
+	every := n / watchedChanges
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range took {
+		g.Go(func() (err error) {
+			due(i * every)
+			took[i], err = m.arrival(ctx, i)
 			return err
 		})
-	})
-	// Watched Services change once, the others as often as necessary. One worker makes all
-	// changes of a Service, so they are made in order.
-	others := m.services - watchedChanges
-	every := n / watchedChanges
-	of := func(i int) (service int, watch bool) {
-		if i%every == 0 && i/every < watchedChanges {
-			return i / every, true
-		}
-		return watchedChanges + i%others, false
 	}
-	began := time.Now()
-	perWorker := make([][]int, workers)
-	for i := range n {
-		service, _ := of(i)
-		perWorker[service%workers] = append(perWorker[service%workers], i)
+	for worker := range workers {
+		g.Go(func() error {
+			for i := range n {
+				// One worker makes all changes of a Service, so they are made in order.
+				service := watchedChanges + i%(m.services-watchedChanges)
+				if i%every == 0 || service%workers != worker {
+					continue
+				}
+				due(i)
+				if _, err := m.change(ctx, service); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	}
-	err := parallel(workers, func(w int) error {
-		for _, i := range perWorker[w] {
-			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / rate)))
-			service, watch := of(i)
-			set, err := m.change(ctx, service)
-			if err != nil {
-				return err
-			}
-			if watch {
-				made <- watched{service: service, set: set, answered: time.Now()}
-			}
-		}
-		return nil
-	})
-	close(made)
-	watching.Wait()
-	if err := errors.Join(err, failed); err != nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	time.Sleep(phaseRest)
@@ -394,52 +374,10 @@ func (m *measurement) burst(ctx context.Context, n int) error {
 	return m.used(&m.run.Burst.Usage)
 }
 
-// watchAll connects to the Services of the changes in turn until each change is in effect.
-// It returns how long each took, in the order in which they came into effect.
-func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, err error) {
-	var pending []watched
-	for open := true; open || len(pending) != 0; {
-		if len(pending) == 0 {
-			w, ok := <-made
-			if open = ok; !ok {
-				continue
-			}
-			pending = append(pending, w)
-		}
-		for more := true; more && open; {
-			select {
-			case w, ok := <-made:
-				if open = ok; ok {
-					pending = append(pending, w)
-				}
-			default:
-				more = false
-			}
-		}
-		pending = slices.DeleteFunc(pending, func(w watched) bool {
-			a, err := visit(w.service)
-			if err != nil {
-				return false
-			}
-			if _, set := setOf(a); set != w.set {
-				return false
-			}
-			took = append(took, time.Since(w.answered))
-			return true
-		})
-		if len(pending) != 0 && time.Since(pending[0].answered) > changeTimeout {
-			return took, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
-		}
-		if ctx.Err() != nil {
-			return took, ctx.Err()
-		}
-	}
-	return took, nil
-}
-
-// launchAll starts the proxies of all runs, each on a new node, so that the host's other guests affect all of
-// them alike. The caller must call end. It leaves out runs that failed.
-func (c *control) launchAll(ctx context.Context, o *options, runs []Run) (all []*measurement, end func()) {
+// measureTogether starts the proxies of all runs that have not failed, each on a new node, so that the host's
+// other guests affect all of them alike, and measures connections and outages.
+func (c *control) measureTogether(ctx context.Context, o *options, runs []Run, outages bool) error {
+	var all []*measurement
 	for i := range runs {
 		r := &runs[i]
 		if r.Failed != "" {
@@ -448,6 +386,7 @@ func (c *control) launchAll(ctx context.Context, o *options, runs []Run) (all []
 		r.progress("start beside the others")
 		m, err := c.launch(o, r)
 		if err == nil {
+			defer m.end()
 			all = append(all, m)
 			_, err = m.start(ctx)
 		}
@@ -455,11 +394,11 @@ func (c *control) launchAll(ctx context.Context, o *options, runs []Run) (all []
 			r.fail(err)
 		}
 	}
-	return all, func() {
-		for _, m := range all {
-			m.end()
-		}
+	connections(ctx, o.rounds, all)
+	if !outages {
+		return nil
 	}
+	return c.outages(ctx, o, all)
 }
 
 // connections measures the proxies in turn, in many short rounds: the rate changes by a tenth from
@@ -495,13 +434,14 @@ func connections(ctx context.Context, rounds int, all []*measurement) {
 const followTimeout = 3 * time.Minute
 
 // outages kills the API server, starts it again, and measures how long each proxy takes to follow it.
-func (c *control) outages(ctx context.Context, o *options, runs []Run) error {
-	all, end := c.launchAll(ctx, o, runs)
-	defer end()
+func (c *control) outages(ctx context.Context, o *options, all []*measurement) error {
 	for i := range o.extent.outages {
 		progress("all proxies: outage %d", i+1)
 		c.server.Kill()
-		pause(ctx, o.outage)
+		select {
+		case <-ctx.Done():
+		case <-time.After(o.outage):
+		}
 		if err := c.server.Run(ctx); err != nil {
 			return err
 		}
@@ -513,7 +453,8 @@ func (c *control) outages(ctx context.Context, o *options, runs []Run) error {
 		var wg sync.WaitGroup
 		for _, m := range all {
 			wg.Go(func() {
-				if err := m.follows(ctx, set, ready.Add(followTimeout)); err != nil {
+				// It pauses between attempts, because the machine has other work.
+				if _, err := m.reach(ctx, 0, set, ready.Add(followTimeout), 10*time.Millisecond); err != nil {
 					m.run.fail(err)
 					return
 				}
@@ -522,25 +463,5 @@ func (c *control) outages(ctx context.Context, o *options, runs []Run) error {
 		}
 		wg.Wait()
 	}
-	return ctx.Err()
-}
-
-// follows waits until a change of the first Service is in effect. Unlike arrives it pauses between attempts,
-// because the wait is long and the machine has other work.
-func (m *measurement) follows(ctx context.Context, set int, end time.Time) error {
-	for {
-		err := m.node.host.Do(func() error { return arrives(ctx, 0, set, time.Now()) })
-		if err == nil || ctx.Err() != nil || time.Now().After(end) {
-			return err
-		}
-		pause(ctx, 10*time.Millisecond)
-	}
-}
-
-// pause waits until the time is over or ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+	return nil
 }

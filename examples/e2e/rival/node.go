@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -25,6 +24,7 @@ type node struct {
 	lab      *netlab.Lab
 	host     *netlab.Host
 	listener net.Listener
+	visiting sync.Mutex // one client visits at a time
 }
 
 // newNode makes the n-th node and links it to the API server's host.
@@ -102,35 +102,17 @@ func probe(to netip.AddrPort, timeout time.Duration) (netip.Addr, error) {
 // packet was lost is abandoned after this time.
 const noAnswer = 20 * time.Millisecond
 
-// visit connects to a Service and returns the endpoint that answers.
-func visit(service int) (netip.Addr, error) {
+// visit connects to a Service and returns the set of the endpoint that answers.
+func visit(service int) (set int, err error) {
 	a, err := probe(netip.AddrPortFrom(clusterIP(service), servicePort), noAnswer)
 	if err != nil {
-		return a, err
+		return 0, err
 	}
-	if s, _ := setOf(a); s != service {
-		return a, fmt.Errorf("service %d was answered by %s, an endpoint of service %d", service, a, s)
+	s, set := setOf(a)
+	if s != service {
+		return 0, fmt.Errorf("service %d was answered by %s, an endpoint of service %d", service, a, s)
 	}
-	return a, nil
-}
-
-// arrives waits until an endpoint of the set answers for a Service. It must be called in
-// the node's namespace.
-func arrives(ctx context.Context, service, set int, end time.Time) error {
-	for {
-		a, err := visit(service)
-		if err == nil {
-			if _, s := setOf(a); s == set {
-				return nil
-			}
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("a change of service %d is not in effect: last answer from %v, error %v", service, a, err)
-		}
-	}
+	return set, nil
 }
 
 // connections returns the number of connections per second to an address that two clients make.

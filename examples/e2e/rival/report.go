@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Report is the JSON output. The JSON of earlier runs has more.
@@ -21,8 +20,6 @@ type Report struct {
 	CPUs   int    `json:"cpus"`
 	// Runs are in the order in which they were made.
 	Runs []Run `json:"runs"`
-	// Outages is nil if it was not measured.
-	Outages *Outages `json:"outages,omitempty"`
 }
 
 // Run is one proxy in one mode with one number of Services.
@@ -41,8 +38,9 @@ type Run struct {
 	Change      Latency     `json:"change,omitzero"`
 	Burst       Latency     `json:"burst,omitzero"`
 	Connections Connections `json:"connections,omitzero"`
-	// FollowedSeconds has the time of each outage from the moment when the API server is ready
-	// again until a change that was made then is in effect.
+	// FollowedSeconds has the time of each outage of the API server, from the moment when that is ready again until
+	// a change that was made then is in effect. All proxies run at the same time, with the smallest number of
+	// Services.
 	FollowedSeconds []float64 `json:"followedSeconds,omitempty"`
 	// Failed is the error that ended the run early. Later phases were not measured.
 	Failed string `json:"failed,omitempty"`
@@ -97,15 +95,6 @@ type Connections struct {
 	DirectPerSecond float64 `json:"directPerSecond"`
 }
 
-// Outages is the measurement of all proxies at the same time, while the API server is killed and
-// started again. Only the smallest number of Services is measured.
-type Outages struct {
-	Services int `json:"services"`
-	// Seconds is the length of an outage, from the kill to the new start.
-	Seconds float64 `json:"seconds"`
-	Proxies []Run   `json:"proxies"`
-}
-
 // columns are those of a report's table behind the mode, the number of Services and the proxy. A value
 // is "–" if it was not measured.
 var columns = []struct {
@@ -128,38 +117,35 @@ var columns = []struct {
 		func(r *Run) string {
 			return short(100 * r.Connections.PerSecond / max(r.Connections.DirectPerSecond, 1))
 		}},
+	{"outage, s", "from the return of an API server that was away for two minutes until a change that was made then is in effect, with all proxies at the same time; the longest of two",
+		func(r *Run) string { return short(slices.Max(append(r.FollowedSeconds, 0))) }},
 }
 
-// Markdown writes the runs of reports as a table, with a line about every column, and the
-// last outages. If several runs have the same proxy, mode and number of Services, the last one
-// counts.
-func Markdown(w io.Writer, reports ...*Report) error {
-	var runs []*Run
-	var outages *Outages
+// merge returns the runs of reports, nftables first, with few Services first. If several have the same proxy, mode
+// and number of Services, the last one counts.
+func merge(reports []*Report) (runs []*Run) {
 	for _, r := range reports {
-		outages = cmp.Or(r.Outages, outages)
-		for i := range r.Runs {
-			run := &r.Runs[i]
-			same := func(o *Run) bool {
+		for _, run := range r.Runs {
+			runs = append(slices.DeleteFunc(runs, func(o *Run) bool {
 				return o.title() == run.title() && o.Mode == run.Mode && o.Services == run.Services
-			}
-			if at := slices.IndexFunc(runs, same); at >= 0 {
-				runs[at] = run
-			} else {
-				runs = append(runs, run)
-			}
+			}), &run)
 		}
 	}
 	slices.SortStableFunc(runs, func(a, b *Run) int {
-		return cmp.Or(cmp.Compare(b.Mode, a.Mode), cmp.Compare(a.Services, b.Services)) // nftables first
+		return cmp.Or(cmp.Compare(b.Mode, a.Mode), cmp.Compare(a.Services, b.Services))
 	})
+	return runs
+}
+
+// Markdown writes the runs of reports as a table, with a line about every column.
+func Markdown(w io.Writer, reports ...*Report) error {
 	var b strings.Builder
 	b.WriteString("| mode | Services | proxy |")
 	for _, c := range columns {
 		b.WriteString(" " + c.title + " |")
 	}
 	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(columns)) + "\n")
-	for _, run := range runs {
+	for _, run := range merge(reports) {
 		fmt.Fprintf(&b, "| %s | %s | %s |", run.Mode, thousands(run.Services), run.title())
 		for _, c := range columns {
 			b.WriteString(" " + c.value(run) + " |")
@@ -173,14 +159,6 @@ func Markdown(w io.Writer, reports ...*Report) error {
 	for _, c := range columns {
 		title, _, _ := strings.Cut(c.title, ",")
 		fmt.Fprintf(&b, "- %s: %s.\n", title, c.meaning)
-	}
-	if outages != nil {
-		fmt.Fprintf(&b, "\nSeconds from the return of an API server that was away for %s until a change that was made then is in effect, with %s Services and all proxies at the same time:\n\n",
-			time.Duration(outages.Seconds*float64(time.Second)), thousands(outages.Services))
-		for _, p := range outages.Proxies {
-			seconds := strings.ReplaceAll(strings.Trim(fmt.Sprintf("%.1f", p.FollowedSeconds), "[]"), " ", ", ")
-			fmt.Fprintf(&b, "- %s, %s: %s\n", p.title(), p.Mode, cmp.Or(p.Failed, seconds))
-		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
