@@ -14,7 +14,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -24,6 +23,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -97,13 +97,10 @@ func run(ctx context.Context, client kubernetes.Interface, node string, external
 		return err
 	}
 	engine.Notify(loop.Trigger)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	fed := make(chan error, 1)
-	go func() {
-		fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: c.Log})
-	}()
-	err = loop.Run(ctx)
-	cancel(err)
-	return errors.Join(err, <-fed)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error {
+		return informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: c.Log})
+	})
+	return g.Wait()
 }

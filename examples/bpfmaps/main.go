@@ -24,8 +24,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -34,12 +36,11 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -95,13 +96,12 @@ func run(ctx context.Context, kubeconfig, node, pin string, log *slog.Logger) er
 		return err
 	}
 	engine.Notify(loop.Trigger)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	fed := make(chan error, 1)
-	go func() { fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: log}) }()
-	err = loop.Run(ctx)
-	cancel(err)
-	return errors.Join(err, <-fed)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error {
+		return informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: node, Log: log})
+	})
+	return g.Wait()
 }
 
 // The keys and values of the maps.
@@ -125,7 +125,7 @@ type (
 		Port   [2]byte // big endian
 		Weight uint16
 	}
-	poolName [256]byte // namespace, name, port, protocol, family and target, each with a zero byte after it
+	poolName [320]byte // a driver.Pool in JSON, and zero bytes
 )
 
 // The actions of a frontend.
@@ -157,7 +157,7 @@ func openMaps(pin string, pools uint32) (m *maps, err error) {
 	}{
 		{&m.frontends, "lb_frontends", 20, 32, 2 * pools},
 		{&m.backends, "lb_backends", 8, 20, 16 * pools},
-		{&m.names, "lb_names", 4, 256, pools},
+		{&m.names, "lb_names", 4, 320, pools},
 	} {
 		const noPrealloc = 1 // BPF_F_NO_PREALLOC: the maps are as large as what they hold
 		spec := &ebpf.MapSpec{Name: s.name, Type: ebpf.Hash, KeySize: s.key, ValueSize: s.value, MaxEntries: s.of, Flags: noPrealloc}
@@ -267,19 +267,12 @@ func frontendOf(k frontendKey) driver.Frontend {
 
 // nameOf and pool turn a pool's name into a value of the map and back.
 func nameOf(p driver.Pool) (n poolName) {
-	k := p.Service
-	copy(n[:], strings.Join([]string{k.Namespace, k.Name, k.Port, string(k.Protocol), string(rune(k.Family)), string(rune(p.Target))}, "\x00"))
+	text, _ := json.Marshal(p)
+	copy(n[:], text)
 	return n
 }
 
-func (n poolName) pool() driver.Pool {
-	f := append(strings.Split(string(n[:]), "\x00"), make([]string, 6)...)
-	one := func(s string) uint8 { return append([]byte(s), 0)[0] }
-	return driver.Pool{
-		Service: tracker.Key{
-			ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: f[0], Name: f[1]}, Port: f[2], Protocol: v1.Protocol(f[3])},
-			Family:          tracker.Family(one(f[4])),
-		},
-		Target: ruleset.Target(one(f[5])),
-	}
+func (n poolName) pool() (p driver.Pool) {
+	_ = json.Unmarshal(bytes.TrimRight(n[:], "\x00"), &p) // an entry that the process did not write has no name
+	return p
 }

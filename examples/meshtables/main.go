@@ -35,6 +35,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -92,19 +93,15 @@ func run(ctx context.Context, client kubernetes.Interface, l net.Listener, log *
 	}
 	engine.Notify(loop.Trigger)
 
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	g, ctx := errgroup.WithContext(ctx)
 	server := &http.Server{Handler: tables, BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
-	var wg sync.WaitGroup
-	wg.Go(func() { cancel(server.Serve(l)) })
-	wg.Go(func() { cancel(loop.Run(ctx)) })
-	wg.Go(func() {
-		cancel(informers.Feed(ctx, informers.Config{Client: client, Tracker: t, OnNode: tables.setNode, Log: log}))
+	context.AfterFunc(ctx, func() { server.Close() })
+	g.Go(func() error { return server.Serve(l) })
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error {
+		return informers.Feed(ctx, informers.Config{Client: client, Tracker: t, OnNode: tables.setNode, Log: log})
 	})
-	<-ctx.Done()
-	server.Close()
-	wg.Wait()
-	return context.Cause(ctx)
+	return g.Wait()
 }
 
 // tables holds the table of each node. It is a [ruleset.Backend]: the Engine passes it

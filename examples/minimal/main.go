@@ -15,17 +15,16 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -64,7 +63,7 @@ func main() {
 	// SIGTERM ends the agent, and leaves its rules.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx, o, log); err != nil {
+	if err := run(ctx, o, log); err != nil && ctx.Err() == nil {
 		log.Error("the agent ends", "error", err)
 		os.Exit(1)
 	}
@@ -152,29 +151,24 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 			proxy.SetIneligible(reason) // /healthz tells load balancers
 		},
 	}
-	return together(ctx,
-		func(ctx context.Context) error { return informers.Feed(ctx, feed) },
-		loop.Run,
-		cleaner.Run,
-		func(ctx context.Context) error {
-			return backend.Watch(ctx, watchInterval, func(err error) {
-				log.Warn("another process altered the rules, or they cannot be read", "error", err)
-				rules.Resync()
-				loop.Trigger()
-			})
-		},
-		func(ctx context.Context) error {
-			mux := http.NewServeMux()
-			mux.Handle("/healthz", proxy.Healthz())
-			mux.Handle("/livez", proxy.Livez())
-			return serve(ctx, o.healthz, mux, log)
-		},
-		func(ctx context.Context) error {
-			mux := http.NewServeMux()
-			mux.Handle("/metrics", set.Handler())
-			return serve(ctx, o.metrics, mux, log)
-		},
-	)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return informers.Feed(ctx, feed) })
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error { return cleaner.Run(ctx) })
+	g.Go(func() error {
+		return backend.Watch(ctx, watchInterval, func(err error) {
+			log.Warn("another process altered the rules, or they cannot be read", "error", err)
+			rules.Resync()
+			loop.Trigger()
+		})
+	})
+	probes, pages := http.NewServeMux(), http.NewServeMux()
+	probes.Handle("/healthz", proxy.Healthz())
+	probes.Handle("/livez", proxy.Livez())
+	pages.Handle("/metrics", set.Handler())
+	g.Go(func() error { return serve(ctx, o.healthz, probes, log) })
+	g.Go(func() error { return serve(ctx, o.metrics, pages, log) })
+	return g.Wait()
 }
 
 // serve serves h at an address until ctx ends. Another process may have the address for a time, such as
@@ -198,20 +192,4 @@ func serve(ctx context.Context, address string, h http.Handler, log *slog.Logger
 		case <-time.After(watchInterval):
 		}
 	}
-}
-
-// together runs all parts until ctx ends or one of them does. It waits for all, and returns why the
-// first one ended, or nil if ctx did.
-func together(ctx context.Context, parts ...func(context.Context) error) error {
-	all, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	for i, part := range parts {
-		wg.Go(func() { cancel(fmt.Errorf("part %d ended: %w", i, part(all))) })
-	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		return nil
-	}
-	return context.Cause(all)
 }

@@ -32,6 +32,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -101,8 +102,6 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 	}
 	engine.Notify(loop.Trigger)
 
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	onNode := func(name string, o *v1.Node) {
 		if o == nil {
 			n.remove(name)
@@ -110,13 +109,12 @@ func run(ctx context.Context, client kubernetes.Interface, local ruleset.LocalTr
 			loop.Trigger()
 		}
 	}
-	fed := make(chan error, 1)
-	go func() {
-		fed <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Engine: engine, OnNode: onNode, Log: log})
-	}()
-	err = loop.Run(ctx)
-	cancel(err)
-	return errors.Join(err, <-fed)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return loop.Run(ctx) })
+	g.Go(func() error {
+		return informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Engine: engine, OnNode: onNode, Log: log})
+	})
+	return g.Wait()
 }
 
 // nodes are the nodes of the cluster. It is a [ruleset.Backend].
