@@ -112,7 +112,7 @@ var clusterIP = target{netip.MustParseAddrPort("10.96.0.7:80"), v1.ProtocolTCP}
 
 // localPod returns a pod of the node.
 func localPod() *place {
-	return &place{name: "pod-1", in: "veth-pod-1", addr: map[tracker.Family]netip.Addr{tracker.IPv4: podAddr(0, tracker.IPv4)}}
+	return &place{name: "pod-1", in: "veth-pod-1", addr: podAddr(0)}
 }
 
 // oneService returns an oracle with a Service that is in effect and has one endpoint, and its slice.
@@ -126,7 +126,7 @@ func oneService(t *testing.T) (*oracle, *discovery.EndpointSlice) {
 	slice := &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "world", Name: "a-1", Labels: map[string]string{discovery.LabelServiceName: "a"}},
 		AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: new(""), Protocol: new(v1.ProtocolTCP), Port: new(int32(podPorts[0]))}},
-		Endpoints: []discovery.Endpoint{{Addresses: []string{podAddr(localPods, tracker.IPv4).String()}}},
+		Endpoints: []discovery.Endpoint{{Addresses: []string{podAddr(localPods)[tracker.IPv4].String()}}},
 	}
 	o.change(watch.Added, svc)
 	o.change(watch.Modified, slice)
@@ -140,12 +140,12 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	o, slice := oneService(t)
 	from := localPod()
 	a := newAttempt(from, clusterIP, o.since())
-	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods, tracker.IPv4), podPorts[0]), Source: from.addr[tracker.IPv4]}}
+	got := outcome{Outcome: netlab.Outcome{Kind: netlab.Reached, Server: netip.AddrPortFrom(podAddr(localPods)[tracker.IPv4], podPorts[0]), Source: from.addr[tracker.IPv4]}}
 	if err := o.judge(a, got); err != nil {
 		t.Errorf("without a loss: %v", err)
 	}
 	wrong := got
-	wrong.Server = netip.AddrPortFrom(podAddr(0, tracker.IPv4), podPorts[0])
+	wrong.Server = netip.AddrPortFrom(podAddr(0)[tracker.IPv4], podPorts[0])
 	if o.judge(a, wrong) == nil {
 		t.Error("another endpoint is accepted")
 	}
@@ -154,7 +154,7 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 		t.Error("a loss is accepted though the Service always had an endpoint")
 	}
 	more := slice.DeepCopy()
-	more.Endpoints = append(more.Endpoints, discovery.Endpoint{Addresses: []string{podAddr(localPods+1, tracker.IPv4).String()}})
+	more.Endpoints = append(more.Endpoints, discovery.Endpoint{Addresses: []string{podAddr(localPods + 1)[tracker.IPv4].String()}})
 	o.change(watch.Modified, more)
 	if o.judge(a, got) == nil || o.judge(a, wrong) == nil {
 		t.Error("a loss or another endpoint is accepted while the Service gets an endpoint")

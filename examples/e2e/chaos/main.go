@@ -7,7 +7,6 @@
 //
 //	chaos -for 1h                     all modes that this machine supports
 //	chaos -mode nftables -seed 17 -worlds 1   repeats a world
-//	chaos -only 'SIGKILL,flush nat'   these faults alone
 //	chaos -help                       all flags
 //
 // The modes are nftables, iptables (the machine's flavor), iptables-legacy, ipvs, sockets (nftables
@@ -98,7 +97,6 @@ type options struct {
 	services  int
 	rate      int
 	settle    time.Duration
-	only      string
 	nodeproxy string
 	dir       string
 }
@@ -113,7 +111,6 @@ func newFlags(f *flag.FlagSet) *options {
 	f.IntVar(&o.services, "services", 30, "number of Services, from 1 to 1000")
 	f.IntVar(&o.rate, "rate", 50, "connections opened per second, in each mode")
 	f.DurationVar(&o.settle, "settle", time.Minute, "longest time until the state must be right after a round")
-	f.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; all if empty")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
 	f.StringVar(&o.dir, "dir", "chaos-failures", "folder for the logs of worlds that failed")
 	return o

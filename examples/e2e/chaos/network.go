@@ -18,7 +18,7 @@ import (
 //	clients 192.0.2.10-13        far 192.168.60.2, all pods of the other nodes
 //	        | eth1 192.0.2.1        | eth2 192.168.60.1    10.244.128.0/17
 //	      +-------------- node --------------+
-//	        | veth-pod1 ...         eth0 192.168.50.1, leads nowhere
+//	        | veth-pod-1 ...        eth0 192.168.50.1, leads nowhere
 //	   10.244.0.10-12, pods of this node
 //
 // All routes lead through the node. Every pod greets the clients of its ports.
@@ -36,7 +36,7 @@ type place struct {
 	host *netlab.Host
 	// in is the interface by which the node receives the packets; empty for the node itself.
 	in   string
-	addr map[tracker.Family]netip.Addr
+	addr pair
 	// ports counts the source ports that were used.
 	ports atomic.Uint32
 }
@@ -70,28 +70,35 @@ func parse[T any](f func(string) T, list ...string) (out []T) {
 	return out
 }
 
-// number returns the n-th address after the one of a family.
-func number(f tracker.Family, n int, base4, base6 string) netip.Addr {
-	a := netip.MustParseAddr(base4)
-	if f == tracker.IPv6 {
-		a = netip.MustParseAddr(base6)
+// pair holds an address of each family.
+type pair map[tracker.Family]netip.Addr
+
+// number returns the n-th addresses after two.
+func number(n int, base4, base6 string) pair {
+	out := pair{tracker.IPv4: netip.MustParseAddr(base4), tracker.IPv6: netip.MustParseAddr(base6)}
+	for f := range out {
+		for range n {
+			out[f] = out[f].Next()
+		}
 	}
-	for range n {
-		a = a.Next()
-	}
-	return a
+	return out
 }
 
-// podAddr returns the address of a pod. Pods of this node have the lowest numbers.
-func podAddr(pod int, f tracker.Family) netip.Addr {
+// text returns the addresses with a suffix each.
+func (p pair) text(suffix4, suffix6 string) [2]string {
+	return [2]string{p[tracker.IPv4].String() + suffix4, p[tracker.IPv6].String() + suffix6}
+}
+
+// podAddr returns the addresses of a pod. Pods of this node have the lowest numbers.
+func podAddr(pod int) pair {
 	if pod < localPods {
-		return number(f, pod, "10.244.0.10", "fd00:244::10")
+		return number(pod, "10.244.0.10", "fd00:244::10")
 	}
-	return number(f, pod-localPods, "10.244.128.10", "fd00:244:0:1::10")
+	return number(pod-localPods, "10.244.128.10", "fd00:244:0:1::10")
 }
 
 // newNode returns a node, whose lab the caller must close.
-func newNode() (*node, error) {
+func newNode() *node {
 	b := netlab.New()
 	n := &node{Host: b.Host("node"), lab: b}
 	client, far := b.Host("client"), b.Host("far")
@@ -105,19 +112,17 @@ func newNode() (*node, error) {
 	n.Addrs("eth0", nodeAddr4+"/24", nodeAddr6+"/64")
 	n.Addrs("eth1", "192.0.2.1/24", "2001:db8:1::1/64")
 	n.Addrs("eth2", "192.168.60.1/24", "fd00:60::1/64")
-	place := func(name string, h *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.places = append(n.places, &place{name: name, host: h, in: in, addr: map[tracker.Family]netip.Addr{
-			tracker.IPv4: addr(tracker.IPv4), tracker.IPv6: addr(tracker.IPv6),
-		}})
+	far.Addrs("eth0", "192.168.60.2/24", "fd00:60::2/64")
+	n.places = []*place{
+		{name: "far", host: far, in: "eth2", addr: number(0, "192.168.60.2", "fd00:60::2")},
+		{name: "node", host: n.Host, addr: number(0, nodeAddr4, nodeAddr6)},
 	}
 	for i := range clients {
-		addr := func(f tracker.Family) netip.Addr { return number(f, i, "192.0.2.10", "2001:db8:1::10") }
-		client.Addrs("eth0", addr(tracker.IPv4).String()+"/24", addr(tracker.IPv6).String()+"/64")
-		place(fmt.Sprint("client-", i+1), client, "eth1", addr)
+		p := &place{name: fmt.Sprint("client-", i+1), host: client, in: "eth1", addr: number(i, "192.0.2.10", "2001:db8:1::10")}
+		ends := p.addr.text("/24", "/64")
+		client.Addrs("eth0", ends[:]...)
+		n.places = append(n.places, p)
 	}
-	far.Addrs("eth0", "192.168.60.2/24", "fd00:60::2/64")
-	place("far", far, "eth2", func(f tracker.Family) netip.Addr { return number(f, 0, "192.168.60.2", "fd00:60::2") })
-	place("node", n.Host, "", func(f tracker.Family) netip.Addr { return number(f, 0, nodeAddr4, nodeAddr6) })
 	n.Routes("eth0", "192.168.50.2", "0.0.0.0/0")
 	n.Routes("eth0", "fd00:50::2", "::/0")
 	n.Routes("eth2", "192.168.60.2", "10.244.128.0/17")
@@ -127,28 +132,31 @@ func newNode() (*node, error) {
 	far.Routes("eth0", "192.168.60.1", "0.0.0.0/0")
 	far.Routes("eth0", "fd00:60::1", "::/0")
 	for pod := range pods {
-		h, addr := far, func(f tracker.Family) netip.Addr { return podAddr(pod, f) }
-		a, a6 := addr(tracker.IPv4), addr(tracker.IPv6)
-		if name := fmt.Sprint("pod-", pod+1); pod < localPods {
-			h = b.Host(name)
-			h.Pod(n.Host, "veth-"+name, [2]string{a.String(), a6.String()}, [2]string{"10.244.0.1", "fd00:244::1"})
-			place(name, h, "veth-"+name, addr)
+		h, addr := far, podAddr(pod)
+		if pod < localPods {
+			p := &place{name: fmt.Sprint("pod-", pod+1), in: fmt.Sprint("veth-pod-", pod+1), addr: addr}
+			p.host = b.Host(p.name)
+			h = p.host
+			h.Pod(n.Host, p.in, addr.text("", ""), [2]string{"10.244.0.1", "fd00:244::1"})
+			n.places = append(n.places, p)
 		} else {
-			far.Addrs("lo", a.String()+"/32", a6.String()+"/128")
+			ends := addr.text("/32", "/128")
+			far.Addrs("lo", ends[:]...)
 		}
 		for _, port := range podPorts {
-			h.Greet(netip.AddrPortFrom(a, port))
-			h.Greet(netip.AddrPortFrom(a6, port))
+			h.Greet(netip.AddrPortFrom(addr[tracker.IPv4], port))
+			h.Greet(netip.AddrPortFrom(addr[tracker.IPv6], port))
 		}
 	}
-	return n, b.Err
+	return n
 }
 
 // sh runs a shell command on the node and returns its standard output.
 func (n *node) sh(text string) (string, error) { return n.Output("sh", "-c", text) }
 
-// toggle adds or removes an address with the length of its prefix, or a link.
-func (n *node) toggle(what string) error {
+// toggle adds or removes an address with the length of its prefix, or a link. It returns the addresses that the node
+// has then.
+func (n *node) toggle(what string) ([]netip.Addr, error) {
 	add, remove := "ip link add "+what+" up type veth peer name peer-"+what, "ip link del "+what
 	if strings.Contains(what, "/") {
 		// The kernel does not choose a deprecated address as the source of packets: the node's
@@ -162,16 +170,11 @@ func (n *node) toggle(what string) error {
 		n.extra = append(n.extra, what)
 	}
 	_, err := n.sh(command)
-	return err
-}
-
-// addresses returns the node's addresses.
-func (n *node) addresses() []netip.Addr {
 	out := slices.Clone(nodeAddresses)
 	for _, x := range n.extra {
 		if p, err := netip.ParsePrefix(x); err == nil {
 			out = append(out, p.Addr())
 		}
 	}
-	return out
+	return out, err
 }

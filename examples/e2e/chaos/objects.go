@@ -33,7 +33,7 @@ func newObjects(seed uint64, n int, s *apiServer) *objects {
 	var backends []worldgen.Backend
 	for i := range pods {
 		backends = append(backends, worldgen.Backend{
-			Node: fmt.Sprintf("n%d", 1+i/localPods), Ports: podPorts, Addr: func(f tracker.Family) netip.Addr { return podAddr(i, f) },
+			Node: fmt.Sprintf("n%d", 1+i/localPods), Ports: podPorts, Addr: func(f tracker.Family) netip.Addr { return podAddr(i)[f] },
 		})
 	}
 	return &objects{
@@ -42,9 +42,9 @@ func newObjects(seed uint64, n int, s *apiServer) *objects {
 			Families: []tracker.Family{tracker.IPv4, tracker.IPv6},
 			Node:     tracker.NodeInfo{Name: nodeName},
 			Backends: backends, Services: n, Affinity: true,
-			ClusterIP:      func(f tracker.Family, n int) netip.Addr { return number(f, n, "10.96.0.0", "fd00:96::") },
-			ExternalIP:     func(f tracker.Family, n int) netip.Addr { return number(f, n, "198.51.100.0", "2001:db8:e::") },
-			LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return number(f, n, "203.0.113.0", "2001:db8:1b::") },
+			ClusterIP:      func(f tracker.Family, n int) netip.Addr { return number(n, "10.96.0.0", "fd00:96::")[f] },
+			ExternalIP:     func(f tracker.Family, n int) netip.Addr { return number(n, "198.51.100.0", "2001:db8:e::")[f] },
+			LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return number(n, "203.0.113.0", "2001:db8:1b::")[f] },
 			Sources:        []string{"192.0.2.0/24", "192.0.0.0/16", "198.18.0.0/15", "10.0.0.0/8", "2001:db8::/32", "2001:db8:5::/64", "0.0.0.0/0", "192.168.50.0/24"},
 			Protocols:      []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP},
 		}),

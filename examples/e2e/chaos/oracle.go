@@ -164,7 +164,7 @@ func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 	case 0:
 		t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+rng.IntN(1000)))
 	case 1:
-		t.to = netip.AddrPortFrom(number(svc.Key.Family, rng.IntN(1000), "10.96.200.0", "fd00:96::f000"), 80)
+		t.to = netip.AddrPortFrom(number(rng.IntN(1000), "10.96.200.0", "fd00:96::f000")[svc.Key.Family], 80)
 	}
 	return t, ok
 }
@@ -173,7 +173,7 @@ func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 // which belongs to an interface.
 func targetOf(rng *rand.Rand, svc *ruleset.Port, to ruleset.Frontend) (t target, ok bool) {
 	if to.Kind == ruleset.KindNodePort {
-		to.Addr = pick(rng, number(svc.Key.Family, 0, nodeAddr4, nodeAddr6), number(svc.Key.Family, 0, "192.0.2.1", "2001:db8:1::1"))
+		to.Addr = pick(rng, number(0, nodeAddr4, nodeAddr6), number(0, "192.0.2.1", "2001:db8:1::1"))[svc.Key.Family]
 	}
 	return target{netip.AddrPortFrom(to.Addr, to.Port), svc.Key.Protocol}, svc.Key.Protocol != v1.ProtocolSCTP && to.Addr.IsGlobalUnicast()
 }
@@ -255,7 +255,7 @@ func has(s *ruleset.Port, at netip.AddrPort) bool {
 func dead(s *ruleset.Port) bool {
 	return slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool {
 		for pod := range pods {
-			if e.Addr.Addr() == podAddr(pod, tracker.FamilyOf(e.Addr.Addr())) && slices.Contains(podPorts, e.Addr.Port()) {
+			if e.Addr.Addr() == podAddr(pod)[tracker.FamilyOf(e.Addr.Addr())] && slices.Contains(podPorts, e.Addr.Port()) {
 				return false
 			}
 		}

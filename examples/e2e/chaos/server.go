@@ -273,7 +273,10 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, res resource, 
 	for ended := false; !ended; {
 		s.mu.Lock()
 		ended = s.generation != generation
-		list, changed := slices.Clone(s.log[max(from, s.floor):]), s.changed
+		if from < s.floor { // what was not sent has expired, and nothing may follow it
+			from = len(s.log)
+		}
+		list, changed := slices.Clone(s.log[from:]), s.changed
 		from = len(s.log)
 		s.mu.Unlock()
 		for _, c := range list {

@@ -109,51 +109,46 @@ func (o *options) open(ctx context.Context, m *mode, seed uint64) (w *world, err
 	if inMachine() {
 		w.faults = append(w.faults, machineFaults...)
 	}
-	if o.only != "" {
-		names := strings.Split(o.only, ",")
-		w.faults = slices.DeleteFunc(w.faults, func(f fault) bool { return !slices.Contains(names, f.name) })
-	}
-	if len(w.faults) == 0 {
-		return w, fmt.Errorf("mode %s has no fault named %q", m.name, o.only)
-	}
 	if w.dir, err = os.MkdirTemp("", "chaos-agent-"); err != nil {
 		return w, err
 	}
 	w.atEnd(func() { os.RemoveAll(w.dir) })
-	if w.oracle, err = newOracle(m.nodePorts); err != nil {
-		return w, err
-	}
-	if w.node, err = newNode(); err != nil {
-		return w, err
-	}
+	w.node = newNode()
 	w.atEnd(func() { w.node.lab.Close() })
-	if err := w.prepareAgent(); err != nil {
-		return w, err
-	}
-	listener, err := w.node.Listen("tcp", apiAddress)
-	if err != nil {
-		return w, err
-	}
-	server := http.Server{Handler: w.server}
-	server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
-	go server.Serve(listener)
-	w.atEnd(func() { server.Close() })
-	w.server.stream = w.rng.IntN(2) == 0
-	w.traffic = newTraffic(ctx, w)
-	w.atEnd(w.traffic.end)
-	w.server.announce = func(kind watch.EventType, o object) {
-		w.oracle.change(kind, o)
-		w.traffic.drain()
-	}
-	w.objects = newObjects(seed, o.services, w.server)
-	w.objects.start()
-	w.rec.setBroken(true)
-	w.traffic.start(seed)
-	if err = w.startAgent(); err == nil {
-		w.atEnd(func() { w.agent.Kill() })
-		if seed%2 == 0 {
-			w.judge(ctx)
+	step := w.node.lab.Do
+	step(w.prepareAgent)
+	step(func() (err error) {
+		w.oracle, err = newOracle(m.nodePorts)
+		return err
+	})
+	step(func() error {
+		l, err := w.node.Listen("tcp", apiAddress)
+		if err != nil {
+			return err
 		}
+		server := http.Server{Handler: w.server}
+		server.SetKeepAlivesEnabled(false) // an agent's idle connections are no leak
+		go server.Serve(l)
+		w.atEnd(func() { server.Close() })
+		return nil
+	})
+	step(func() error {
+		w.server.stream = w.rng.IntN(2) == 0
+		w.traffic = newTraffic(ctx, w)
+		w.atEnd(w.traffic.end)
+		w.server.announce = func(kind watch.EventType, o object) {
+			w.oracle.change(kind, o)
+			w.traffic.drain()
+		}
+		w.objects = newObjects(seed, o.services, w.server)
+		w.objects.start()
+		w.rec.setBroken(true)
+		w.traffic.start(seed)
+		w.atEnd(func() { w.agent.Kill() })
+		return w.startAgent()
+	})
+	if err = w.node.lab.Err; err == nil && seed%2 == 0 {
+		w.judge(ctx)
 	}
 	return w, err
 }
@@ -226,8 +221,8 @@ func (w *world) step(faults []fault) error {
 
 // toggle adds an address or a link to the node, or removes it.
 func (w *world) toggle(what string) error {
-	err := w.node.toggle(what)
-	w.oracle.publish(w.node.addresses(), 1)
+	addresses, err := w.node.toggle(what)
+	w.oracle.publish(addresses, 1)
 	return err
 }
 
