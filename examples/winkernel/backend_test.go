@@ -270,7 +270,7 @@ func TestCheckIgnoresOtherObjects(t *testing.T) {
 func TestStoppedServiceForgetsNothing(t *testing.T) {
 	c := newCluster(t)
 	c.fill(t, 3)
-	c.hns.Stop()
+	c.hns.Run(false)
 	s := service(1, "10.244.2.9:8080")
 	for range 2 {
 		err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Port{1: s}))
@@ -278,7 +278,7 @@ func TestStoppedServiceForgetsNothing(t *testing.T) {
 			t.Fatalf("Apply while the service is stopped: %v", err)
 		}
 	}
-	c.hns.Start()
+	c.hns.Run(true)
 	c.apply(t, true, c.old)
 	f, err := winkernel.Lookup(t.Context(), c.config, dataplane.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Spec.ClusterIP, 80)}})
 	if want := []netip.AddrPort{netip.MustParseAddrPort("10.244.2.9:8080")}; err != nil || !slices.Equal(f.Endpoints, want) {
@@ -545,7 +545,7 @@ func TestInvalidConfigIsRefused(t *testing.T) {
 		return // hnslib knows what the version of the service supports
 	}
 	c = newCluster(t)
-	c.config.DSR, c.hns.Lacks = true, []winkernel.Feature{winkernel.DSR}
+	c.config.DSR, c.hns.Has.DSR = true, false
 	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, dataplane.ErrUnsupported) {
 		t.Errorf("DSR without support: %v", err)
 	}

@@ -1,11 +1,11 @@
 package winkernel
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 
-	"context"
-	"fmt"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )

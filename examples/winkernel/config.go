@@ -2,7 +2,6 @@ package winkernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -184,24 +183,22 @@ func (c *Config) probe(ctx context.Context) error {
 	if err := c.forNetwork(&n); err != nil {
 		return err
 	}
+	has, err := c.HNS.Features()
+	if err != nil {
+		return fmt.Errorf("winkernel: cannot read what the service supports: %w", err)
+	}
 	for _, need := range []struct {
-		feature Feature
+		feature string
 		family  tracker.Family
-		needed  bool
+		lacks   bool
 		minimum string
 	}{
-		{RemoteSubnets, 0, n.Type == Overlay, "HNS 9.2"},
-		{DSR, 0, c.DSR, "HNS 9.3"},
-		{DualStack, tracker.IPv6, c.serves(tracker.IPv6), "HNS 11.10"},
+		{"overlay networks", 0, n.Type == Overlay && !has.Overlay, "HNS 9.2"},
+		{"direct server return", 0, c.DSR && !has.DSR, "HNS 9.3"},
+		{"IPv6", tracker.IPv6, c.serves(tracker.IPv6) && !has.DualStack, "HNS 11.10"},
 	} {
-		if !need.needed {
-			continue
-		}
-		switch err := c.HNS.Supports(need.feature); {
-		case errors.Is(err, ErrNotImplemented):
-			return &dataplane.UnsupportedError{Backend: "winkernel", Family: need.family, Feature: string(need.feature), Minimum: need.minimum, Err: err}
-		case err != nil:
-			return fmt.Errorf("winkernel: cannot read what the service supports: %w", err)
+		if need.lacks {
+			return &dataplane.UnsupportedError{Backend: "winkernel", Family: need.family, Feature: need.feature, Minimum: need.minimum}
 		}
 	}
 	return nil

@@ -4,15 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 
 	"github.com/Microsoft/hnslib/hcn"
-	"k8s.io/api/core/v1"
-
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // Open returns the service of this machine. It works while the service does not run: each call
@@ -25,9 +20,6 @@ type service struct {
 	mu      sync.Mutex
 	running bool
 }
-
-// schema is the version of the service's JSON schema (HNS API version 2).
-var schema = hcn.SchemaVersion{Major: 2}
 
 // wrap adds the error of this package that fits an error of the library.
 func wrap(err error) error {
@@ -48,6 +40,16 @@ func wrap(err error) error {
 	return err
 }
 
+// convert returns an object of the library as one of this package, or the reverse. Both are encoded as the service's
+// documents.
+func convert[T any](from any) (out T, err error) {
+	text, err := json.Marshal(from)
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	return out, err
+}
+
 // features returns what the service supports. The library asks for the version once and keeps
 // an error for good, so features asks first whether the service runs.
 func (s *service) features() (hcn.SupportedFeatures, error) {
@@ -64,15 +66,9 @@ func (s *service) features() (hcn.SupportedFeatures, error) {
 	return has, wrap(err)
 }
 
-func (s *service) Supports(f Feature) error {
+func (s *service) Features() (Features, error) {
 	has, err := s.features()
-	if err != nil {
-		return err
-	}
-	if !map[Feature]bool{DSR: has.DSR, RemoteSubnets: has.RemoteSubnet, DualStack: has.IPv6DualStack}[f] {
-		return ErrNotImplemented
-	}
-	return nil
+	return Features{DSR: has.DSR, Overlay: has.RemoteSubnet, DualStack: has.IPv6DualStack}, err
 }
 
 func (*service) Network(name string) (Network, error) {
@@ -80,37 +76,12 @@ func (*service) Network(name string) (Network, error) {
 	if err != nil {
 		return Network{}, wrap(err)
 	}
-	out := Network{ID: strings.ToLower(n.Id), Name: n.Name, Type: NetworkType(n.Type)}
-	for _, t := range []NetworkType{L2Bridge, Overlay} {
-		if strings.EqualFold(string(n.Type), string(t)) {
-			out.Type = t
-		}
-	}
-	for _, p := range n.Policies {
-		if p.Type != hcn.RemoteSubnetRoute {
-			continue
-		}
-		var route hcn.RemoteSubnetRoutePolicySetting
-		if err := json.Unmarshal(p.Settings, &route); err != nil {
-			return Network{}, fmt.Errorf("policy %s of network %q: %w", p.Type, name, err)
-		}
-		prefix, err := netip.ParsePrefix(route.DestinationPrefix)
-		if err != nil {
-			return Network{}, fmt.Errorf("remote subnet of network %q: %w", name, err)
-		}
-		provider, err := netip.ParseAddr(route.ProviderAddress)
-		if err != nil {
-			return Network{}, fmt.Errorf("remote subnet %v of network %q: %w", prefix, name, err)
-		}
-		out.RemoteSubnets = append(out.RemoteSubnets, RemoteSubnet{prefix.Masked(), provider})
-	}
-	slices.SortFunc(out.RemoteSubnets, func(a, b RemoteSubnet) int { return a.Prefix.Compare(b.Prefix) })
-	return out, nil
+	return convert[Network](n)
 }
 
 // lists calls a function of the library that lists objects, and converts them. The library opens one object
 // after the other, and fails if one of them was deleted since. Then lists tries again.
-func lists[T, U any](f func() ([]T, error), convert func(*T) U) ([]U, error) {
+func lists[T, U any](f func() ([]T, error)) ([]U, error) {
 	list, err := f()
 	for try := 0; try < 4 && errors.Is(wrap(err), ErrNotFound); try++ {
 		list, err = f()
@@ -118,52 +89,20 @@ func lists[T, U any](f func() ([]T, error), convert func(*T) U) ([]U, error) {
 	if err != nil {
 		return nil, wrap(err)
 	}
-	out := make([]U, 0, len(list))
-	for i := range list {
-		out = append(out, convert(&list[i]))
-	}
-	return out, nil
+	return convert[[]U](list)
 }
 
-func (*service) Endpoints() ([]Endpoint, error) { return lists(hcn.ListEndpoints, endpointOf) }
-
-// endpointOf converts an endpoint. It leaves out what it cannot read, because the endpoint may
-// be another program's.
-func endpointOf(e *hcn.HostComputeEndpoint) Endpoint {
-	out := Endpoint{ID: strings.ToLower(e.Id), Network: strings.ToLower(e.HostComputeNetwork), Name: e.Name,
-		MAC: normalizeMAC(e.MacAddress), Remote: e.Flags&hcn.EndpointFlagsRemoteEndpoint != 0}
-	for _, c := range e.IpConfigurations {
-		if a, err := netip.ParseAddr(c.IpAddress); err == nil {
-			out.Addrs = append(out.Addrs, a.Unmap())
-		}
-	}
-	for _, p := range e.Policies {
-		var s hcn.ProviderAddressEndpointPolicySetting
-		if p.Type == hcn.NetworkProviderAddress && json.Unmarshal(p.Settings, &s) == nil {
-			out.Provider, _ = netip.ParseAddr(s.ProviderAddress)
-		}
-	}
-	return out
+func (*service) Endpoints() ([]Endpoint, error) {
+	return lists[hcn.HostComputeEndpoint, Endpoint](hcn.ListEndpoints)
 }
 
 func (*service) CreateEndpoint(e Endpoint) (Endpoint, error) {
-	n := &hcn.HostComputeNetwork{Id: e.Network}
-	in := &hcn.HostComputeEndpoint{Name: e.Name, MacAddress: e.MAC, SchemaVersion: schema}
-	for _, a := range e.Addrs {
-		in.IpConfigurations = append(in.IpConfigurations, hcn.IpConfig{IpAddress: a.String(), PrefixLength: uint8(a.BitLen())})
+	e.ID = ""
+	in, err := convert[hcn.HostComputeEndpoint](e)
+	if err != nil {
+		return Endpoint{}, err
 	}
-	if e.Provider.IsValid() {
-		s, err := json.Marshal(hcn.ProviderAddressEndpointPolicySetting{ProviderAddress: e.Provider.String()})
-		if err != nil {
-			return Endpoint{}, err
-		}
-		in.Policies = []hcn.EndpointPolicy{{Type: hcn.NetworkProviderAddress, Settings: s}}
-	}
-	create := n.CreateEndpoint
-	if e.Remote {
-		create = n.CreateRemoteEndpoint
-	}
-	made, err := create(in)
+	made, err := (&hcn.HostComputeNetwork{Id: e.Network}).CreateEndpoint(&in)
 	if err != nil {
 		return Endpoint{}, wrap(err)
 	}
@@ -176,79 +115,25 @@ func (*service) DeleteEndpoint(id string) error {
 }
 
 func (*service) LoadBalancers() ([]LoadBalancer, error) {
-	return lists(hcn.ListLoadBalancers, loadBalancerOf)
+	return lists[hcn.HostComputeLoadBalancer, LoadBalancer](hcn.ListLoadBalancers)
 }
 
-// protocols maps the protocols to their numbers (IANA).
-var protocols = map[v1.Protocol]uint32{v1.ProtocolTCP: 6, v1.ProtocolUDP: 17, v1.ProtocolSCTP: 132}
-
-// loadBalancerOf converts a load balancer. The Frontend is the zero value if it does not have
-// exactly one port and at most one address.
-func loadBalancerOf(lb *hcn.HostComputeLoadBalancer) LoadBalancer {
-	out := LoadBalancer{ID: strings.ToLower(lb.Id), DSR: lb.Flags&hcn.LoadBalancerFlagsDSR != 0}
-	for _, id := range lb.HostComputeEndpoints {
-		out.Endpoints = append(out.Endpoints, strings.ToLower(id))
+// put calls a function of the library that writes a load balancer.
+func put(lb LoadBalancer, write func(*hcn.HostComputeLoadBalancer) (*hcn.HostComputeLoadBalancer, error)) (LoadBalancer, error) {
+	lb.ID = "" // not part of the settings
+	in, err := convert[hcn.HostComputeLoadBalancer](lb)
+	if err != nil {
+		return LoadBalancer{}, err
 	}
-	slices.Sort(out.Endpoints)
-	out.SourceVIP, _ = netip.ParseAddr(lb.SourceVIP)
-	if len(lb.PortMappings) != 1 || len(lb.FrontendVIPs) > 1 {
-		return out
-	}
-	f := Frontend{Port: lb.PortMappings[0].ExternalPort, Family: tracker.IPv4}
-	if lb.Flags&hcn.LoadBalancerFlagsIPv6 != 0 {
-		f.Family = tracker.IPv6
-	}
-	for p, n := range protocols {
-		if n == lb.PortMappings[0].Protocol {
-			f.Protocol = p
-		}
-	}
-	if len(lb.FrontendVIPs) == 1 && lb.FrontendVIPs[0] != "" {
-		vip, err := netip.ParseAddr(lb.FrontendVIPs[0])
-		if err != nil {
-			return out
-		}
-		f.VIP = vip.Unmap()
-	}
-	if f.Protocol == "" {
-		return out
-	}
-	out.Frontend, out.InternalPort = f, lb.PortMappings[0].InternalPort
-	out.Flags = PortFlags(lb.PortMappings[0].Flags)
-	out.ClientAffinity = lb.PortMappings[0].DistributionType == hcn.LoadBalancerDistributionSourceIP
-	return out
-}
-
-// settings converts a load balancer for the library.
-func (lb *LoadBalancer) settings() *hcn.HostComputeLoadBalancer {
-	out := &hcn.HostComputeLoadBalancer{HostComputeEndpoints: lb.Endpoints, SchemaVersion: schema}
-	port := hcn.LoadBalancerPortMapping{Protocol: protocols[lb.Frontend.Protocol], InternalPort: lb.InternalPort,
-		ExternalPort: lb.Frontend.Port, Flags: hcn.LoadBalancerPortMappingFlags(lb.Flags)}
-	if lb.ClientAffinity {
-		port.DistributionType = hcn.LoadBalancerDistributionSourceIP
-	}
-	out.PortMappings = []hcn.LoadBalancerPortMapping{port}
-	if lb.DSR {
-		out.Flags |= hcn.LoadBalancerFlagsDSR
-	}
-	if lb.Frontend.Family == tracker.IPv6 {
-		out.Flags |= hcn.LoadBalancerFlagsIPv6
-	}
-	if lb.SourceVIP.IsValid() {
-		out.SourceVIP = lb.SourceVIP.String()
-	}
-	if lb.Frontend.VIP.IsValid() {
-		out.FrontendVIPs = []string{lb.Frontend.VIP.String()}
-	}
-	return out
-}
-
-func (*service) CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
-	made, err := lb.settings().Create()
+	is, err := write(&in)
 	if err != nil {
 		return LoadBalancer{}, wrap(err)
 	}
-	return loadBalancerOf(made), nil
+	return convert[LoadBalancer](is)
+}
+
+func (*service) CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
+	return put(lb, (*hcn.HostComputeLoadBalancer).Create)
 }
 
 func (s *service) ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
@@ -259,11 +144,7 @@ func (s *service) ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error) {
 	if !has.ModifyLoadbalancer {
 		return LoadBalancer{}, ErrNotImplemented
 	}
-	is, err := lb.settings().Update(lb.ID)
-	if err != nil {
-		return LoadBalancer{}, wrap(err)
-	}
-	return loadBalancerOf(is), nil
+	return put(lb, func(in *hcn.HostComputeLoadBalancer) (*hcn.HostComputeLoadBalancer, error) { return in.Update(lb.ID) })
 }
 
 func (*service) DeleteLoadBalancer(id string) error {

@@ -17,9 +17,8 @@ import (
 //
 // Errors wrap one of the sentinels of this package where one fits.
 type HNS interface {
-	// Supports returns nil if the service has a feature, and otherwise an error that
-	// wraps ErrNotImplemented or, if this is unknown, the reason.
-	Supports(Feature) error
+	// Features returns what the service supports.
+	Features() (Features, error)
 	// Network returns the network with the given name. Without one, the error wraps
 	// ErrNoNetwork.
 	Network(name string) (Network, error)
@@ -88,18 +87,15 @@ func (c Code) Unwrap() error {
 	return codes[c]
 }
 
-// Feature is something that only some versions of the service have.
-type Feature string
-
-// The features, with the version of HNS that a feature first appeared in.
-const (
-	// DSR is direct server return: 9.3 and 10.2.
-	DSR Feature = "direct server return"
-	// RemoteSubnets is support for overlay networks: 9.2.
-	RemoteSubnets Feature = "overlay networks"
+// Features is what only some versions of the service support.
+type Features struct {
+	// DSR is direct server return: HNS 9.3 and 10.2.
+	DSR bool
+	// Overlay is support for overlay networks: 9.2.
+	Overlay bool
 	// DualStack is support for IPv6 load balancers: 11.10.
-	DualStack Feature = "IPv6"
-)
+	DualStack bool
+}
 
 // NetworkType is the kind of a network.
 type NetworkType string
@@ -140,17 +136,12 @@ func (n *Network) provider(a netip.Addr) (netip.Addr, bool) {
 			return s.Provider, true
 		}
 	}
-	return n.node(a)
+	return a, n.isNode(a)
 }
 
-// node returns a if a is the address of another node.
-func (n *Network) node(a netip.Addr) (netip.Addr, bool) {
-	for _, s := range n.RemoteSubnets {
-		if s.Provider == a {
-			return a, true
-		}
-	}
-	return netip.Addr{}, false
+// isNode reports whether a is the address of another node.
+func (n *Network) isNode(a netip.Addr) bool {
+	return slices.ContainsFunc(n.RemoteSubnets, func(s RemoteSubnet) bool { return s.Provider == a })
 }
 
 // Endpoint is an address that load balancers can send to. The network plugin makes one for

@@ -128,8 +128,7 @@ func (p *planner) sourceVIP(s *ruleset.Port) netip.Addr {
 		if p.local(e) {
 			continue
 		}
-		_, isNode := p.network.node(e.Addr.Addr())
-		if _, known := p.network.provider(e.Addr.Addr()); isNode || !known {
+		if _, known := p.network.provider(e.Addr.Addr()); !known || p.network.isNode(e.Addr.Addr()) {
 			return p.config.NodeIPs[0]
 		}
 	}

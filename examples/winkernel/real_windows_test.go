@@ -2,6 +2,7 @@ package winkernel_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
@@ -113,6 +114,36 @@ func realIDs(t *testing.T, hns winkernel.HNS) (out []string) {
 	return out
 }
 
+// TestDocumentsHaveTheNumbersOfTheLibrary encodes objects that set everything.
+func TestDocumentsHaveTheNumbersOfTheLibrary(t *testing.T) {
+	var lb hcn.HostComputeLoadBalancer
+	text := must.Get(json.Marshal(winkernel.LoadBalancer{
+		Frontend: winkernel.Frontend{Port: 80, Protocol: v1.ProtocolSCTP, Family: tracker.IPv6}, DSR: true, ClientAffinity: true,
+		Flags: winkernel.LocalRoutedVIP | winkernel.UseMux | winkernel.PreserveDIP | winkernel.VIPExternalIP,
+	}))(t)
+	must.Do(t, json.Unmarshal(text, &lb))
+	flags := hcn.LoadBalancerPortMappingFlagsLocalRoutedVIP | hcn.LoadBalancerPortMappingFlagsUseMux |
+		hcn.LoadBalancerPortMappingFlagsPreserveDIP | hcn.LoadBalancerPortMappingFlags(winkernel.VIPExternalIP)
+	want := hcn.LoadBalancerPortMapping{Protocol: 132, ExternalPort: 80, DistributionType: hcn.LoadBalancerDistributionSourceIP, Flags: flags}
+	if lb.Flags != hcn.LoadBalancerFlagsDSR|hcn.LoadBalancerFlagsIPv6 || !slices.Equal(lb.PortMappings, []hcn.LoadBalancerPortMapping{want}) {
+		t.Errorf("load balancer: %+v", lb)
+	}
+	var e hcn.HostComputeEndpoint
+	text = must.Get(json.Marshal(winkernel.Endpoint{Remote: true, Provider: nodeIP}))(t)
+	must.Do(t, json.Unmarshal(text, &e))
+	if e.Flags != hcn.EndpointFlagsRemoteEndpoint || len(e.Policies) != 1 || e.Policies[0].Type != hcn.NetworkProviderAddress {
+		t.Errorf("endpoint: %+v", e)
+	}
+	var n hcn.HostComputeNetwork
+	text = must.Get(json.Marshal(winkernel.Network{RemoteSubnets: []winkernel.RemoteSubnet{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: nodeIP}}}))(t)
+	must.Do(t, json.Unmarshal(text, &n))
+	var route hcn.RemoteSubnetRoutePolicySetting
+	if len(n.Policies) != 1 || n.Policies[0].Type != hcn.RemoteSubnetRoute || json.Unmarshal(n.Policies[0].Settings, &route) != nil ||
+		route.DestinationPrefix != "10.244.2.0/24" || route.ProviderAddress != nodeIP.String() {
+		t.Errorf("network: %+v", n)
+	}
+}
+
 // TestOldVersion uses a service of HNS 9.1 by way of hnslib, which knows from the version what
 // the service lacks. The service in memory lacks nothing.
 func TestOldVersion(t *testing.T) {
@@ -120,10 +151,8 @@ func TestOldVersion(t *testing.T) {
 		t.Skip("needs -dlls.version: TestOldVersionUnderWine runs it")
 	}
 	c := newCluster(t)
-	for _, f := range []winkernel.Feature{winkernel.DSR, winkernel.RemoteSubnets, winkernel.DualStack} {
-		if err := c.config.HNS.Supports(f); !errors.Is(err, winkernel.ErrNotImplemented) {
-			t.Errorf("Supports(%q): %v", f, err)
-		}
+	if has, err := c.config.HNS.Features(); has != (winkernel.Features{}) || err != nil {
+		t.Errorf("Features: %+v, %v", has, err)
 	}
 	for what, change := range map[string]func(*winkernel.Config){
 		"DSR":  func(c *winkernel.Config) { c.DSR = true },

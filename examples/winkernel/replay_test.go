@@ -215,9 +215,9 @@ func (r *replay) events(t *testing.T, s *worldStep) {
 				return err
 			}
 		case e.Stop:
-			r.hns.Stop()
+			r.hns.Run(false)
 		case e.Start:
-			r.hns.Start()
+			r.hns.Run(true)
 		default:
 			t.Fatalf("unknown event %+v", e)
 		}

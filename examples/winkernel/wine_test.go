@@ -15,7 +15,7 @@ func TestUnderWine(t *testing.T) {
 	if *dlls {
 		t.Skip("runs the tests without -dlls")
 	}
-	run := "^(TestWorlds|TestConformance|TestChange.*|TestRestart.*|TestLoad.*|TestCheck.*|TestStopped.*|TestFailed.*|TestUseless.*|TestHostNetwork.*|TestCleanup.*|TestInvalid.*|TestClosed.*|TestKilled.*)$"
+	run := "^(TestWorlds|TestConformance|TestChange.*|TestRestart.*|TestLoad.*|TestCheck.*|TestStopped.*|TestFailed.*|TestUseless.*|TestHostNetwork.*|TestCleanup.*|TestInvalid.*|TestClosed.*|TestDocuments.*|TestKilled.*)$"
 	// Tests take turns: the DLLs know one service.
 	args := []string{"-dlls", "-test.parallel=1", "-test.timeout=60m", "-worlds=" + *worlds}
 	switch {

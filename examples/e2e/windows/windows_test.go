@@ -59,8 +59,8 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 	s.flags = []string{"--log-file=" + windowsPath(logFile), "--enable-dsr", "--forward-healthcheck-vip"}
 	// One load balancer and two endpoints for each, and the same for the API server's own Service.
 	step("start before the service", func() error {
-		s.hns.Stop()
-		defer s.hns.Start()
+		s.hns.Run(false)
+		defer s.hns.Run(true)
 		if err := s.startProxy(exe); err != nil {
 			return err
 		}
@@ -74,8 +74,8 @@ func TestNodeproxyServesOnWindows(t *testing.T) {
 	}
 	step("change", func() error { return s.replaceEndpoint(t.Context(), 2) }, func() bool { return s.endpointReplaced(2) }, 3)
 	step("change while the service is stopped", func() error {
-		s.hns.Stop()
-		defer s.hns.Start()
+		s.hns.Run(false)
+		defer s.hns.Run(true)
 		if err := s.replaceEndpoint(t.Context(), 3); err != nil {
 			return err
 		}

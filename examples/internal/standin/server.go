@@ -188,7 +188,7 @@ func perform(service *fakehns.Service, verb, kind, id string, body []byte) (made
 	case verb == "Enumerate":
 		out, err = enumerate(service, kind, body)
 	case verb == "Open" || verb == "Query":
-		out, err = document(service, kind, id)
+		out, err = object(service, kind, id)
 	case verb == "Create" && kind == endpoint:
 		made, err = createEndpoint(service, id, body)
 	case (verb == "Create" || verb == "Modify") && kind == loadBalancer:

@@ -35,10 +35,10 @@ type Service struct {
 	// Before, if not nil, is called before each call that writes takes effect. If it returns
 	// an error, the call has no effect and returns the error.
 	Before func(Call) error
-	// Lacks holds the features that the service lacks.
-	Lacks []winkernel.Feature
 	// After, if not nil, is called after each call that wrote.
 	After func(Call)
+	// Has is what the service supports; New sets everything.
+	Has winkernel.Features
 
 	mu        sync.Mutex
 	network   winkernel.Network
@@ -55,7 +55,13 @@ type Service struct {
 // balancers, like Windows Server 2019.
 func New(n winkernel.Network, modify bool) *Service {
 	return &Service{network: n, endpoints: map[string]winkernel.Endpoint{}, lbs: map[string]winkernel.LoadBalancer{},
-		noModify: !modify, calls: map[Call]int{}}
+		Has: winkernel.Features{DSR: true, Overlay: true, DualStack: true}, noModify: !modify, calls: map[Call]int{}}
+}
+
+// lock locks the service, and returns the function that unlocks it.
+func (s *Service) lock() func() {
+	s.mu.Lock()
+	return s.mu.Unlock
 }
 
 func (s *Service) id() string {
@@ -66,8 +72,7 @@ func (s *Service) id() string {
 // SetNetwork changes the network. If its ID differs, the service forgets its endpoints and all
 // load balancers, as if the network had been rebuilt.
 func (s *Service) SetNetwork(n winkernel.Network) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	if n.ID != s.network.ID {
 		maps.DeleteFunc(s.endpoints, func(_ string, e winkernel.Endpoint) bool { return e.Network == s.network.ID })
 		clear(s.lbs)
@@ -77,8 +82,7 @@ func (s *Service) SetNetwork(n winkernel.Network) {
 
 // Plug makes an endpoint as the network plugin does, whatever exists. It returns the endpoint's ID.
 func (s *Service) Plug(e winkernel.Endpoint) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	e.ID = s.id()
 	if e.Network == "" {
 		e.Network = s.network.ID
@@ -90,8 +94,7 @@ func (s *Service) Plug(e winkernel.Endpoint) string {
 // Unplug deletes the local endpoint with an address as the network plugin does. Load balancers
 // lose it.
 func (s *Service) Unplug(a netip.Addr) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	for id, e := range s.endpoints {
 		if e.Remote || !slices.Contains(e.Addrs, a) {
 			continue
@@ -106,29 +109,21 @@ func (s *Service) Unplug(a netip.Addr) {
 
 // Place makes a load balancer whatever exists, like an earlier process or another program.
 func (s *Service) Place(lb winkernel.LoadBalancer) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	lb.ID = s.id()
 	s.lbs[lb.ID] = lb
 	return lb.ID
 }
 
-// Stop stops the service: every call fails until Start. It keeps its objects.
-func (s *Service) Stop() { s.set(true) }
-
-// Start starts a stopped service.
-func (s *Service) Start() { s.set(false) }
-
-func (s *Service) set(stopped bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopped = stopped
+// Run starts or stops the service. While it is stopped every call fails, and it keeps its objects.
+func (s *Service) Run(run bool) {
+	defer s.lock()()
+	s.stopped = !run
 }
 
 // Calls returns the number of calls since the last call of Calls.
 func (s *Service) Calls() map[Call]int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	out := s.calls
 	s.calls = map[Call]int{}
 	return out
@@ -137,15 +132,13 @@ func (s *Service) Calls() map[Call]int {
 // Mistakes returns the caller's deletions that may do harm on Windows: of an endpoint of a load
 // balancer, and of an endpoint of the network plugin.
 func (s *Service) Mistakes() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return slices.Clone(s.mistakes)
 }
 
 // Current returns the network.
 func (s *Service) Current() (winkernel.Network, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	if s.stopped {
 		return winkernel.Network{}, winkernel.ErrNotRunning
 	}
@@ -154,15 +147,13 @@ func (s *Service) Current() (winkernel.Network, error) {
 
 // Endpoint returns the endpoint with an ID.
 func (s *Service) Endpoint(id string) (winkernel.Endpoint, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return get(s, s.endpoints, id)
 }
 
 // LoadBalancer returns the load balancer with an ID.
 func (s *Service) LoadBalancer(id string) (winkernel.LoadBalancer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return get(s, s.lbs, id)
 }
 
@@ -180,8 +171,7 @@ func get[T any](s *Service, m map[string]T, id string) (T, error) {
 // Find returns the load balancer of a frontend and its endpoints. An endpoint that does not
 // exist is the zero Endpoint.
 func (s *Service) Find(f winkernel.Frontend) (winkernel.LoadBalancer, []winkernel.Endpoint, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	for _, lb := range s.lbs {
 		if lb.Frontend == f {
 			out := make([]winkernel.Endpoint, len(lb.Endpoints))
@@ -194,39 +184,29 @@ func (s *Service) Find(f winkernel.Frontend) (winkernel.LoadBalancer, []winkerne
 	return winkernel.LoadBalancer{}, nil, false
 }
 
-// Supports implements [winkernel.HNS].
-func (s *Service) Supports(f winkernel.Feature) error {
-	if slices.Contains(s.Lacks, f) {
-		return winkernel.ErrNotImplemented
-	}
-	return nil
-}
+// Features implements [winkernel.HNS].
+func (s *Service) Features() (winkernel.Features, error) { return s.Has, nil }
 
 // Network implements [winkernel.HNS].
 func (s *Service) Network(name string) (winkernel.Network, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	n, err := s.Current()
+	defer s.lock()()
 	s.calls[Read]++
-	switch {
-	case s.stopped:
-		return winkernel.Network{}, winkernel.ErrNotRunning
-	case name != s.network.Name:
-		return winkernel.Network{}, fmt.Errorf("network %q: %w", name, winkernel.ErrNoNetwork)
+	if err == nil && name != n.Name {
+		err = fmt.Errorf("network %q: %w", name, winkernel.ErrNoNetwork)
 	}
-	return s.network, nil
+	return n, err
 }
 
 // Endpoints implements [winkernel.HNS].
 func (s *Service) Endpoints() ([]winkernel.Endpoint, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return list(s, s.endpoints)
 }
 
 // LoadBalancers implements [winkernel.HNS].
 func (s *Service) LoadBalancers() ([]winkernel.LoadBalancer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.lock()()
 	return list(s, s.lbs)
 }
 
@@ -241,21 +221,21 @@ func list[T any](s *Service, m map[string]T) ([]T, error) {
 }
 
 func (s *Service) write(c Call, f func() error) error {
-	s.mu.Lock()
+	unlock := s.lock()
 	s.calls[c]++
 	before, after := s.Before, s.After
-	s.mu.Unlock()
+	unlock()
 	if before != nil {
 		if err := before(c); err != nil {
 			return err
 		}
 	}
-	s.mu.Lock()
+	unlock = s.lock()
 	err := winkernel.ErrNotRunning
 	if !s.stopped {
 		err = f()
 	}
-	s.mu.Unlock()
+	unlock()
 	if err == nil && after != nil {
 		after(c)
 	}
@@ -303,14 +283,8 @@ func (s *Service) DeleteEndpoint(id string) error {
 // CreateLoadBalancer implements [winkernel.HNS].
 func (s *Service) CreateLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
 	err := s.write(CreateLoadBalancer, func() error {
-		lb.ID = ""
-		if err := s.check(lb); err != nil {
-			return err
-		}
 		lb.ID = s.id()
-		lb.Endpoints = slices.Clone(lb.Endpoints)
-		s.lbs[lb.ID] = lb
-		return nil
+		return s.put(lb)
 	})
 	return lb, err
 }
@@ -324,18 +298,13 @@ func (s *Service) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadB
 		if _, ok := s.lbs[lb.ID]; !ok {
 			return fmt.Errorf("load balancer %s: %w", lb.ID, winkernel.ErrNotFound)
 		}
-		if err := s.check(lb); err != nil {
-			return err
-		}
-		lb.Endpoints = slices.Clone(lb.Endpoints)
-		s.lbs[lb.ID] = lb
-		return nil
+		return s.put(lb)
 	})
 	return lb, err
 }
 
-// check returns an error if the service refuses the settings.
-func (s *Service) check(lb winkernel.LoadBalancer) error {
+// put stores a load balancer, or returns an error if the service refuses it.
+func (s *Service) put(lb winkernel.LoadBalancer) error {
 	for _, id := range lb.Endpoints {
 		if _, ok := s.endpoints[id]; !ok {
 			return fmt.Errorf("endpoint %s: %w", id, winkernel.ErrNotFound)
@@ -346,6 +315,8 @@ func (s *Service) check(lb winkernel.LoadBalancer) error {
 			return fmt.Errorf("load balancer %v: %w", lb.Frontend, winkernel.ErrExists)
 		}
 	}
+	lb.Endpoints = slices.Clone(lb.Endpoints)
+	s.lbs[lb.ID] = lb
 	return nil
 }
 
