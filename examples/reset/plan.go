@@ -1,8 +1,7 @@
 package reset
 
 import (
-	"container/list"
-	"iter"
+	"container/heap"
 	"maps"
 	"net/netip"
 	"slices"
@@ -51,15 +50,13 @@ type plan struct {
 	delay time.Duration
 	// endpoints holds the entries of the endpoints that vanished, by endpoint and frontend.
 	endpoints map[netip.AddrPort]map[netip.AddrPort]*entry
+	queue     queue // all entries
 	// held holds the entries that count for the limit. Pairs of an earlier process count for the namespace "".
 	held *fairshare.Table[*entry]
-	// waiting holds the entries to write, and written those that the kernel has, in the order of their times. leaving holds
-	// the ones that gave way and are to be removed from the kernel. They no longer count.
-	waiting, written, leaving list.List
+	// leaving holds written pairs that gave way and are to be removed from the kernel before others are written.
+	leaving []pair
 	// gaveWay counts the entries of each namespace that gave way, until gaveWayOnce.
 	gaveWay map[string]int
-	// changed is set when an entry is added.
-	changed bool
 }
 
 func newPlan(delay time.Duration, limit int) *plan {
@@ -69,60 +66,73 @@ func newPlan(delay time.Duration, limit int) *plan {
 	}
 }
 
-// entry is a pair, in one of the lists of the plan.
+// entry is a pair of the plan.
 type entry struct {
 	pair
 	namespace string
+	// waits means that the pair is to be written, and written that the kernel has it, or may after a failure.
+	waits, written bool
 	// at is the time at which the pair is to be written, or at which the kernel removes it.
-	at      time.Time
-	in      *list.List
-	element *list.Element
+	at time.Time
+	// index is the entry's place in the queue, -1 for an entry that was removed.
+	index int
 }
 
-// move moves an entry to the end of a list.
-func (e *entry) move(to *list.List, at time.Time) {
-	if e.in != nil {
-		e.in.Remove(e.element)
-	}
-	e.in, e.element, e.at = to, to.PushBack(e), at
+// queue is a [heap.Interface] with the earliest entry first.
+type queue []*entry
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+func (q *queue) Push(x any) {
+	e := x.(*entry)
+	e.index = len(*q)
+	*q = append(*q, e)
+}
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	e.index, (*q)[last] = -1, nil
+	*q = (*q)[:last]
+	return e
 }
 
 // add adds an entry, unless there is one for the pair.
-func (p *plan) add(w pair, namespace string, to *list.List, at time.Time) {
-	of := p.endpoints[w.endpoint]
+func (p *plan) add(e *entry) {
+	of := p.endpoints[e.endpoint]
 	if of == nil {
 		of = map[netip.AddrPort]*entry{}
-		p.endpoints[w.endpoint] = of
+		p.endpoints[e.endpoint] = of
 	}
-	e := of[w.frontend]
-	switch {
-	case e == nil:
-		e = &entry{pair: w, namespace: namespace}
-		of[w.frontend] = e
-		e.move(to, at)
-	case e.in == &p.leaving: // the kernel still has it
-		e.namespace = namespace
-		e.move(&p.written, e.at)
-	default:
+	if of[e.frontend] != nil {
 		return
 	}
-	p.changed = true
+	of[e.frontend] = e
+	heap.Push(&p.queue, e)
 	// If there are too many, the oldest of the namespace that has most gives way.
-	gone, full := p.held.Add(e, fairshare.Holder{Namespace: namespace})
+	gone, full := p.held.Add(e, fairshare.Holder{Namespace: e.namespace})
 	if !full {
 		return
 	}
 	p.gaveWay[gone.namespace]++
-	if gone.in == &p.written {
-		gone.move(&p.leaving, gone.at)
-	} else {
-		p.remove(gone)
+	if gone.written {
+		p.leaving = append(p.leaving, gone.pair)
 	}
+	p.remove(gone)
 }
 
 // remove forgets an entry. An entry may be removed twice.
 func (p *plan) remove(e *entry) {
-	e.in.Remove(e.element)
+	if e.index < 0 {
+		return
+	}
+	heap.Remove(&p.queue, e.index)
 	p.held.Remove(e)
 	of := p.endpoints[e.endpoint]
 	if delete(of, e.frontend); len(of) == 0 {
@@ -188,65 +198,44 @@ func (p *plan) record(c *ruleset.Change, now time.Time) {
 				w.frontend = netip.AddrPortFrom(anyAddr(ep.Addr.Addr()), f.Port)
 			}
 			if w.frontend != w.endpoint { // their connections are not translated
-				p.add(w, c.Key.Namespace, &p.waiting, now.Add(p.delay))
+				p.add(&entry{pair: w, namespace: c.Key.Namespace, waits: true, at: now.Add(p.delay)})
 			}
 		}
 	}
 }
 
-// due returns the pairs to write. It forgets the pairs of endpoints that exist again and those that the kernel has removed.
-func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []pair) {
-	for e := range entries(&p.written) {
-		if now.Before(e.at) {
-			break
+// due returns the entries to write, and changes them as if the kernel had them. It forgets those of endpoints that exist
+// again, and those that the kernel has removed.
+func (p *plan) due(now time.Time, exists func(netip.AddrPort) bool) (out []*entry) {
+	asked := map[netip.AddrPort]bool{}
+	for len(p.queue) != 0 && !now.Before(p.queue[0].at) {
+		e := p.queue[0]
+		again, known := asked[e.endpoint]
+		if e.waits && !known {
+			again = exists(e.endpoint)
+			asked[e.endpoint] = again
 		}
-		p.remove(e)
-	}
-	var last netip.AddrPort // most entries of an endpoint follow each other
-	again := false
-	for e := range entries(&p.waiting) {
-		if now.Before(e.at) {
-			break
-		}
-		if e.endpoint != last {
-			last, again = e.endpoint, exists(e.endpoint)
-		}
-		if again {
+		if !e.waits || again {
 			p.remove(e)
-		} else {
-			out = append(out, e.pair)
+			continue
 		}
+		e.written = true
+		p.change(e, false, now.Add(lifetime))
+		out = append(out, e)
 	}
 	return out
 }
 
-// entries yields the entries of a list, which may be removed.
-func entries(l *list.List) iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		for at := l.Front(); at != nil; {
-			e := at.Value.(*entry)
-			if at = at.Next(); !yield(e) {
-				return
-			}
-		}
-	}
+// change changes what an entry waits for, and until when.
+func (p *plan) change(e *entry, waits bool, at time.Time) {
+	e.waits, e.at = waits, at
+	heap.Fix(&p.queue, e.index)
 }
 
-// wrote notes that the kernel has the pairs of due.
-func (p *plan) wrote(pairs []pair, now time.Time) {
-	for _, w := range pairs {
-		p.endpoints[w.endpoint][w.frontend].move(&p.written, now.Add(lifetime))
-	}
-}
-
-// next returns the time of the next call of due, or the zero time if nothing is waiting.
+// next returns the time of the next call of due, or the zero time if there are no entries.
 func (p *plan) next() (at time.Time) {
-	for _, l := range []*list.List{&p.waiting, &p.written} {
-		if first := l.Front(); first != nil {
-			if e := first.Value.(*entry); at.IsZero() || e.at.Before(at) {
-				at = e.at
-			}
-		}
+	if len(p.queue) != 0 {
+		at = p.queue[0].at
 	}
 	return at
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// memory is a table in memory. If fail is not nil, add and remove return it.
+// memory is a table in memory. If fail is not nil, add writes the pairs and returns it, and remove returns it.
 type memory struct {
 	mu    sync.Mutex
 	pairs map[pair]time.Time
@@ -36,19 +36,16 @@ type memory struct {
 func (m *memory) add(_ context.Context, pairs []pair) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.fail != nil {
-		return m.fail
-	}
 	for _, w := range pairs {
 		m.pairs[w] = time.Now().Add(lifetime)
 	}
-	return nil
+	return m.fail
 }
 
 func (m *memory) remove(_ context.Context, pairs []pair) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.fail != nil {
+	if m.fail != nil && len(pairs) != 0 {
 		return m.fail
 	}
 	for _, w := range pairs {
@@ -347,6 +344,26 @@ func TestPairsOfNothingAreNotHeld(t *testing.T) {
 	inBed(t, Config{}, func(b *bed) {
 		b.apply(endpointsOf("web", "10.244.0.1", "10.244.0.1:80"), endpointsOf("web", "10.244.0.1"))
 		b.want(aPair("0.0.0.0:30080", "10.244.0.1:80"))
+	})
+}
+
+// TestPairsOfAFailedWriteAreRemoved has a write that fails after it changed the table. The endpoint returns, or
+// stays away and the write is repeated.
+func TestPairsOfAFailedWriteAreRemoved(t *testing.T) {
+	inBed(t, Config{}, func(b *bed) {
+		with, without := endpointsOf("web", "10.96.0.1", "10.244.0.1:80"), endpointsOf("web", "10.96.0.1")
+		b.apply(with, without)
+		b.fail = errors.New("no")
+		b.step(defaultDelay)
+		b.fail = nil
+		b.apply(without, with)
+		b.want()
+		b.apply(with, without)
+		b.fail = errors.New("no")
+		b.step(defaultDelay)
+		b.fail = nil
+		clear(b.pairs)
+		b.want(aPair("10.96.0.1:80", "10.244.0.1:80"), aPair("0.0.0.0:30080", "10.244.0.1:80"))
 	})
 }
 

@@ -156,7 +156,7 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 	}
 	now := time.Now()
 	for _, w := range slices.SortedFunc(maps.Keys(pairs), func(a, b pair) int { return cmp.Compare(pairs[a], pairs[b]) }) {
-		r.plan.add(w, "", &r.plan.written, now.Add(pairs[w]))
+		r.plan.add(&entry{pair: w, written: true, at: now.Add(pairs[w])})
 	}
 	return r, nil
 }
@@ -214,15 +214,16 @@ func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
 		return nil
 	}
 	back := r.plan.returning(d)
-	var pairs []pair
+	pairs := slices.Clip(r.plan.leaving)
 	for _, e := range back {
-		if e.in != &r.plan.waiting {
+		if e.written {
 			pairs = append(pairs, e.pair)
 		}
 	}
 	if err := r.table.remove(ctx, pairs); err != nil {
 		return fmt.Errorf("reset: cannot remove endpoints that returned: %w", err)
 	}
+	r.plan.leaving = nil
 	for _, e := range back {
 		r.plan.remove(e)
 	}
@@ -234,13 +235,13 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.plan.changed = false
+	next := r.plan.next()
 	for i := range d.Changes {
 		if c := &d.Changes[i]; c.Acknowledged(err) {
 			r.plan.record(c, now)
 		}
 	}
-	if r.plan.changed {
+	if len(r.plan.gaveWay) != 0 || !r.plan.next().Equal(next) {
 		r.notify()
 	}
 }
@@ -325,24 +326,24 @@ func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration) {
 	if exists == nil {
 		exists = func(netip.AddrPort) bool { return false }
 	}
-	var leaving []pair
-	for e := range entries(&r.plan.leaving) {
-		leaving = append(leaving, e.pair)
-	}
-	if err := r.table.remove(ctx, leaving); err != nil {
+	if err := r.table.remove(ctx, r.plan.leaving); err != nil {
 		r.log.Error("cannot remove pairs of vanished endpoints beyond the limit", "error", err)
 		return nil, r.config.Delay
 	}
-	for e := range entries(&r.plan.leaving) {
-		r.plan.remove(e)
-	}
+	r.plan.leaving = nil
 	now := time.Now()
-	pairs := r.plan.due(now, exists)
+	due := r.plan.due(now, exists)
+	pairs := make([]pair, len(due))
+	for i, e := range due {
+		pairs[i] = e.pair
+	}
 	if err := r.table.add(ctx, pairs); err != nil {
+		for _, e := range due {
+			r.plan.change(e, true, now.Add(r.config.Delay))
+		}
 		r.log.Error("cannot end connections to vanished endpoints", "error", err)
 		return nil, r.config.Delay
 	}
-	r.plan.wrote(pairs, now)
 	next := r.plan.next()
 	if next.IsZero() {
 		return pairs, lifetime
