@@ -55,15 +55,13 @@ type plan struct {
 	held *fairshare.Table[*entry]
 	// leaving holds written pairs that gave way and are to be removed from the kernel before others are written.
 	leaving []pair
-	// gaveWay counts the entries of each namespace that gave way, until gaveWayOnce.
-	gaveWay map[string]int
+	// gaveWay is the number of entries that gave way since the last step, and loser the namespace of the last one.
+	gaveWay int
+	loser   string
 }
 
 func newPlan(delay time.Duration, limit int) *plan {
-	return &plan{
-		delay: delay, held: fairshare.New[*entry](limit),
-		endpoints: map[netip.AddrPort]map[netip.AddrPort]*entry{}, gaveWay: map[string]int{},
-	}
+	return &plan{delay: delay, held: fairshare.New[*entry](limit), endpoints: map[netip.AddrPort]map[netip.AddrPort]*entry{}}
 }
 
 // entry is a pair of the plan.
@@ -120,7 +118,8 @@ func (p *plan) add(e *entry) {
 	if !full {
 		return
 	}
-	p.gaveWay[gone.namespace]++
+	p.gaveWay++
+	p.loser = gone.namespace
 	if gone.written {
 		p.leaving = append(p.leaving, gone.pair)
 	}
@@ -138,19 +137,6 @@ func (p *plan) remove(e *entry) {
 	if delete(of, e.frontend); len(of) == 0 {
 		delete(p.endpoints, e.endpoint)
 	}
-}
-
-// gaveWayOnce returns the number of entries that gave way since the last call, and the namespace
-// of most of them.
-func (p *plan) gaveWayOnce() (n int, namespace string) {
-	for other, m := range p.gaveWay {
-		n += m
-		if m > p.gaveWay[namespace] || m == p.gaveWay[namespace] && other < namespace {
-			namespace = other
-		}
-	}
-	clear(p.gaveWay)
-	return n, namespace
 }
 
 // returning returns the entries of the endpoints that d has again.

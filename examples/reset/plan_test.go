@@ -227,8 +227,8 @@ func TestPairsFollowEndpoints(t *testing.T) {
 // once.
 func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 	for _, cannot := range []bool{false, true} {
-		var got []Group
-		inBed(t, Config{DestroySockets: true, Hooks: &Hooks{Ended: func(i Group) { got = append(got, i) }}}, func(m *bed) {
+		var got [][2]int
+		inBed(t, Config{DestroySockets: true, Hooks: &Hooks{Ended: func(endpoints, sockets int) { got = append(got, [2]int{endpoints, sockets}) }}}, func(m *bed) {
 			m.cannot = cannot
 			one := endpointsOf("web", "10.96.0.1", "10.244.0.3:8080")
 			for _, c := range [][2]*ruleset.Port{{endpointsOf("web", "10.96.0.1", "10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:8080"), one}, {one, endpointsOf("web", "10.96.0.1")}} {
@@ -236,9 +236,9 @@ func TestTraceCountsEndpointsAndSockets(t *testing.T) {
 				m.step(defaultDelay)
 			}
 			// Each endpoint had a cluster IP and a NodePort.
-			want, asked := []Group{{2, 4, 4}, {1, 2, 2}}, 2
+			want, asked := [][2]int{{2, 4}, {1, 2}}, 2
 			if cannot {
-				want, asked = []Group{{2, 4, 0}, {1, 2, 0}}, 1
+				want, asked = [][2]int{{2, 0}, {1, 0}}, 1
 			}
 			if !slices.Equal(got, want) || m.asked != asked {
 				t.Errorf("the kernel cannot: %v: %v, asked %d times, want %v and %d", cannot, got, m.asked, want, asked)

@@ -70,22 +70,12 @@ type Config struct {
 
 // Hooks is a set of hooks that a [Resetter] calls. A hook may be nil.
 type Hooks struct {
-	// Ended is called by [Resetter.Run] after each group of endpoints whose connections end from
-	// then on. It must not call the Resetter.
-	Ended func(Group)
+	// Ended is called by [Resetter.Run] for each group of endpoints whose connections end from then on, with the number
+	// of local sockets that were destroyed. It must not call the Resetter.
+	Ended func(endpoints, sockets int)
 	// Limited is called by [Resetter.Run] with the number of pairs replaced since the
 	// last call because of [Config].Limit. It must not call the Resetter.
 	Limited func(n int)
-}
-
-// Group describes a group of endpoints that vanished.
-type Group struct {
-	// Endpoints is the number of endpoints, and Addresses the number of pairs of a Service's
-	// address and an endpoint.
-	Endpoints, Addresses int
-	// Sockets is the number of local sockets that were destroyed, 0 without
-	// [Config].DestroySockets.
-	Sockets int
 }
 
 // Resetter ends connections to endpoints that vanished. [New] makes one; the zero value must
@@ -143,7 +133,10 @@ func New(ctx context.Context, c Config) (*Resetter, error) {
 }
 
 func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
-	c.Delay, c.Limit = cmp.Or(c.Delay, defaultDelay), cmp.Or(c.Limit, defaultLimit)
+	c.Delay, c.Limit, c.Hooks = cmp.Or(c.Delay, defaultDelay), cmp.Or(c.Limit, defaultLimit), cmp.Or(c.Hooks, &Hooks{})
+	if c.Exists == nil {
+		c.Exists = func(netip.AddrPort) bool { return false }
+	}
 	r := &Resetter{
 		config: c, log: backendconf.Log(c.Log), wake: make(chan struct{}, 1), table: t,
 		lines:      complaint.Bucket{Burst: lineBurst, Every: lineEvery},
@@ -241,7 +234,7 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 			r.plan.record(c, now)
 		}
 	}
-	if len(r.plan.gaveWay) != 0 || !r.plan.next().Equal(next) {
+	if r.plan.gaveWay != 0 || !r.plan.next().Equal(next) {
 		r.notify()
 	}
 }
@@ -280,32 +273,30 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	if wait <= 0 {
 		pairs, wait = r.writeDue(ctx)
 	}
-	limited, namespace := r.plan.gaveWayOnce()
+	limited, loser := r.plan.gaveWay, r.plan.loser
+	r.plan.gaveWay = 0
 	r.mu.Unlock()
 
-	hooks := r.config.Hooks
 	if limited != 0 {
-		if hooks != nil && hooks.Limited != nil {
-			hooks.Limited(limited)
+		if f := r.config.Hooks.Limited; f != nil {
+			f(limited)
 		}
 		r.report(&r.limitLines, slog.LevelWarn, "too many addresses of vanished endpoints: connections to the oldest do not end",
-			"limit", r.config.Limit, "pairs", limited, "namespace", namespace)
+			"limit", r.config.Limit, "pairs", limited, "namespace", loser)
 	}
 	if len(pairs) == 0 {
 		return wait, nil
 	}
 	r.notBefore = time.Now().Add(r.config.Delay)
-	info := Group{Addresses: len(pairs), Sockets: r.destroySockets(ctx, pairs)}
-	endpoints := map[netip.AddrPort]struct{}{}
+	sockets, endpoints := r.destroySockets(ctx, pairs), map[netip.AddrPort]struct{}{}
 	for _, w := range pairs {
 		endpoints[w.endpoint] = struct{}{}
 	}
-	info.Endpoints = len(endpoints)
-	if hooks != nil && hooks.Ended != nil {
-		hooks.Ended(info)
+	if f := r.config.Hooks.Ended; f != nil {
+		f(len(endpoints), sockets)
 	}
 	r.report(&r.lines, slog.LevelInfo, "ending connections to vanished endpoints",
-		"endpoints", info.Endpoints, "addresses", info.Addresses, "first", pairs[0].endpoint, "sockets", info.Sockets)
+		"endpoints", len(endpoints), "addresses", len(pairs), "first", pairs[0].endpoint, "sockets", sockets)
 	return wait, nil
 }
 
@@ -322,17 +313,13 @@ func (r *Resetter) report(lines *complaint.Bucket, level slog.Level, message str
 
 // writeDue writes the pairs that are due and returns them, with the time until the next step. The caller holds r.mu.
 func (r *Resetter) writeDue(ctx context.Context) ([]pair, time.Duration) {
-	exists := r.config.Exists
-	if exists == nil {
-		exists = func(netip.AddrPort) bool { return false }
-	}
 	if err := r.table.remove(ctx, r.plan.leaving); err != nil {
 		r.log.Error("cannot remove pairs of vanished endpoints beyond the limit", "error", err)
 		return nil, r.config.Delay
 	}
 	r.plan.leaving = nil
 	now := time.Now()
-	due := r.plan.due(now, exists)
+	due := r.plan.due(now, r.config.Exists)
 	pairs := make([]pair, len(due))
 	for i, e := range due {
 		pairs[i] = e.pair

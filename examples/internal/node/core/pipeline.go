@@ -226,7 +226,7 @@ func (a *Agent) openResetter(ctx context.Context, p *part) (err error) {
 		NetNS: a.netns, Delay: cfg.ResetVanished, DestroySockets: true, Log: a.options.Log,
 		// connect sets a.rules before the parts run.
 		Exists: func(at netip.AddrPort) bool { return len(a.rules.LookupEndpoint(at, v1.ProtocolTCP)) != 0 },
-		Hooks:  &reset.Hooks{Ended: func(i reset.Group) { ended(i.Endpoints, i.Sockets) }, Limited: limited},
+		Hooks:  &reset.Hooks{Ended: ended, Limited: limited},
 	})
 	if err == nil {
 		p.run, p.close = a.resetter.Run, a.resetter.Close
