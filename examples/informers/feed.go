@@ -76,7 +76,8 @@ func Feed(ctx context.Context, c Config) error {
 	if c.ReceiveSlice == nil {
 		c.ReceiveSlice = func(_ string, update func() bool) { update() }
 	}
-	g := apiretry.NewGroup(ctx, apiretry.New(c.Log, c.Contact))
+	g := apiretry.NewGroup(ctx, c.Log)
+	g.Contact = c.Contact
 	mark := func(k tracker.Kind) func() { return func() { c.Tracker.MarkSynced(k) } }
 	label, field := c.Selector.ServiceListOptions()
 	follow(g, c, c.Services, apiretry.Source[*v1.Service]{Resource: "services", Field: field, Set: c.setService, Gone: c.deleteService, Synced: mark(tracker.KindServices)}, label,

@@ -141,7 +141,7 @@ users: [{name: u, user: %s}], contexts: [{name: c, context: {cluster: c, user: u
 		readAuthorityOften(t, client)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	g := apiretry.NewGroup(ctx, apiretry.New(slog.New(slog.DiscardHandler), nil))
+	g := apiretry.NewGroup(ctx, slog.New(slog.DiscardHandler))
 	apiretry.Follow(g, apiretry.Source[*v1.Node]{
 		Resource: "nodes", Name: "n1", Synced: func() {}, Gone: func(types.NamespacedName) {},
 		Set:      func(n *v1.Node) { v := n.Labels["version"]; f.label.Store(&v) },

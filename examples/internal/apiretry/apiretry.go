@@ -17,29 +17,21 @@ package apiretry
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"math/rand/v2"
 	"net/http/httptrace"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 const (
-	// FirstPause and LongestPause are the first and the longest pause after a failure
-	// without the random part, which adds up to the same time again.
-	FirstPause   = 400 * time.Millisecond
-	LongestPause = 3 * time.Second
-
-	// logInterval is the time between two lines about failures that continue.
-	logInterval = time.Minute
 	// answerTimeout is how long the API server may take for the first answer about a
 	// resource before that is logged as a failure. The request continues.
 	answerTimeout = 4 * time.Second
@@ -53,6 +45,8 @@ const (
 	wholeAnswer = 2 * time.Minute
 	// silence is how long a watch may have no event.
 	silence = 150 * time.Second
+	// absentInterval is the time between two attempts to read a resource that does not exist or is forbidden.
+	absentInterval = 10 * time.Minute
 
 	// watchInterval is the least average time between two watches of a resource, but for the first watchBurst.
 	watchInterval = 1500 * time.Millisecond
@@ -66,79 +60,64 @@ var (
 	errEnded    = errors.New("the connection ended before the answer")
 )
 
-// pause returns the pause after failure n, counted from 0, whose error is err.
-func pause(n int, err error) time.Duration {
-	d := min(FirstPause<<min(n, 10), LongestPause)
-	if s, ok := apierrors.SuggestsClientDelay(err); ok { // from Retry-After
-		d = max(d, min(time.Duration(s)*time.Second, LongestPause))
-	}
-	return d + rand.N(d)
+// pauses returns the pauses after failures. The random part of a pause is up to as long as the other part.
+func pauses() wait.Backoff {
+	return wait.Backoff{Duration: 400 * time.Millisecond, Cap: 3 * time.Second, Factor: 2, Jitter: 1, Steps: 10}
 }
 
-// Retrier repeats the failed requests of several reflectors, and logs failures once for
-// all of them. Its methods are safe for concurrent use.
-type Retrier struct {
-	// Failed, if not nil, is called each time that a request fails, or has no answer yet. It must not call the
-	// Retrier.
-	Failed func(resource string, err error)
-
-	log     *slog.Logger
-	contact func(resource string) // nil for none
-	now     func() time.Time      // for tests
-
-	mu sync.Mutex
-	// failing holds the resources whose last request failed. since is the time at which
-	// the first of them failed, and logged the time of the last line.
-	failing map[string]bool
-	// answered holds the resources about which the API server has answered once.
-	answered      map[string]bool
-	since, logged time.Time
-	// unselected holds the resources whose optional field selector the API server refused.
-	unselected map[string]bool
+// retrier repeats the requests of a reflector about a resource. A reflector makes one request at a time.
+type retrier struct {
+	*Group
+	resource string
+	requests *cache.ListWatch
+	// field is the optional field selector, or "" if the API server has refused it.
+	field string
+	// absent is that of the Source. missing is set after it was called.
+	absent  func()
+	missing bool
+	// answered is set after the API server has answered once.
+	answered bool
+	// failing is set while the last request failed. The lock of the Group guards it.
+	failing bool
 }
 
-// New returns a Retrier. The log is required. contact, if not nil, is called each time that the API
-// server has answered about a resource: with a list, the begin of a watch, or an event.
-func New(log *slog.Logger, contact func(resource string)) *Retrier {
-	return &Retrier{log: log, contact: contact, now: time.Now, failing: map[string]bool{}, answered: map[string]bool{}, unselected: map[string]bool{}}
-}
-
-// ListWatch returns a ListWatch that does the same as lw and repeats failed requests
+// listWatch returns a ListWatch that does the same as r.requests and repeats failed requests
 // until they succeed or their context ends; then a watch has no events. It returns errors about which a reflector
 // must do something itself, such as an expired resource version.
 //
 // The requests have the optional field selector, unless the API server refuses it: the reader must
 // ignore the objects that it excludes.
-func (r *Retrier) ListWatch(resource string, lw *cache.ListWatch, optional string) *cache.ListWatch {
-	list := func(out *runtime.Object) request {
-		return func(ctx context.Context, o metav1.ListOptions) (err error) {
-			*out, err = lw.ListWithContext(ctx, o)
-			return err
-		}
-	}
-	var nextWatch time.Time // a reflector makes one request at a time
+func (r *retrier) listWatch() *cache.ListWatch {
+	// A reflector does not wait after some errors, such as an expired resource version. Nodes differ in their pace.
+	pace := flowcontrol.NewTokenBucketRateLimiter(float32(1/wait.Jitter(watchInterval, 0.5).Seconds()), watchBurst)
 	return &cache.ListWatch{
-		DisableChunking: lw.DisableChunking,
+		DisableChunking: r.requests.DisableChunking,
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (out runtime.Object, err error) {
-			end, err := r.repeat(ctx, resource, o, optional, list(&out), list(new(runtime.Object)))
+			end, err := r.repeat(ctx, o, false, func(ctx context.Context, o metav1.ListOptions) error {
+				out, err = r.requests.ListWithContext(ctx, o)
+				return err
+			})
 			end()
 			return out, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (out watch.Interface, err error) {
-			r.pace(ctx, resource, &nextWatch)
-			end, err := r.repeat(ctx, resource, o, optional, func(ctx context.Context, o metav1.ListOptions) error {
-				out, err = lw.WatchWithContext(ctx, o)
-				return err
-			}, list(new(runtime.Object)))
-			if err != nil {
-				end()
-				if ctx.Err() != nil {
-					// A reflector logs an error. It stops a watch without an event.
-					return watch.NewFake(), nil
-				}
-				return nil, err
+			if !pace.TryAccept() {
+				r.failed(errShort)
+				_ = pace.Wait(ctx) // or ctx has ended
 			}
-			return noted(out, end, func() { r.contacted(resource) }), nil
+			end, err := r.repeat(ctx, o, false, func(ctx context.Context, o metav1.ListOptions) error {
+				out, err = r.requests.WatchWithContext(ctx, o)
+				return err
+			})
+			if err == nil {
+				return noted(out, end, r.contacted), nil
+			}
+			end()
+			if ctx.Err() != nil {
+				// A reflector logs an error. It stops a watch without an event.
+				return watch.NewFake(), nil
+			}
+			return nil, err
 		},
 	}
 }
@@ -158,34 +137,6 @@ func Requests(client rest.Interface, resource, label string) *cache.ListWatch {
 			o.Watch = true
 			return get(o).Watch(ctx)
 		},
-	}
-}
-
-// request is one request to the API server.
-type request func(context.Context, metav1.ListOptions) error
-
-// pace waits before a watch that begins too soon after others. A reflector does not wait after some errors,
-// such as an expired resource version.
-func (r *Retrier) pace(ctx context.Context, resource string, next *time.Time) {
-	now := r.now()
-	*next = next.Add(watchInterval)
-	if earliest := now.Add(-(watchBurst - 1) * watchInterval); next.Before(earliest) {
-		*next = earliest
-	}
-	wait := next.Sub(now)
-	if wait <= 0 {
-		return
-	}
-	r.failed(resource, errShort)
-	select {
-	case <-ctx.Done():
-	case <-time.After(wait + rand.N(watchInterval)):
-	}
-}
-
-func (r *Retrier) contacted(resource string) {
-	if r.contact != nil {
-		r.contact(resource)
 	}
 }
 
@@ -226,40 +177,38 @@ func noted(w watch.Interface, end, contact func()) watch.Interface {
 	return n
 }
 
+// request is one request to the API server.
+type request func(context.Context, metav1.ListOptions) error
+
 // selected calls do with the optional field selector, and without it if the API server refuses the
 // request.
-func (r *Retrier) selected(resource string, o metav1.ListOptions, optional string, do func(metav1.ListOptions) error) error {
-	r.mu.Lock()
-	without := optional == "" || r.unselected[resource]
-	r.mu.Unlock()
-	if without {
-		return do(o)
-	}
+func (r *retrier) selected(o metav1.ListOptions, do func(metav1.ListOptions) error) error {
 	with := o
-	with.FieldSelector = optional
+	with.FieldSelector = r.field
 	refused := do(with)
-	if !apierrors.IsBadRequest(refused) {
+	if r.field == "" || !apierrors.IsBadRequest(refused) {
 		return refused
 	}
 	err := do(o)
 	if apierrors.IsBadRequest(err) {
 		return err // for another reason
 	}
-	r.mu.Lock()
-	r.unselected[resource] = true
-	r.mu.Unlock()
-	r.log.Info("the API server does not know a field selector: reading all objects", "resource", resource, "selector", optional, "error", refused)
+	r.log.Info("the API server does not know a field selector: reading all objects", "resource", r.resource, "selector", r.field, "error", refused)
+	r.field = ""
 	return err
 }
 
 // repeat calls do until it succeeds, its error is one for the caller, or ctx ends. If the answer of do does not
-// begin in time, repeat waits until the API server answers small, unless small is nil. end releases what the last
-// request holds.
-func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOptions, optional string, do, small request) (end func(), err error) {
-	bound := firstByte
+// begin in time, repeat waits until the API server answers a small request. end releases what the last request holds.
+func (r *retrier) repeat(ctx context.Context, o metav1.ListOptions, small bool, do request) (end func(), err error) {
+	bound, pauses := firstByte, pauses()
 	for n := 0; ; n++ {
-		slow := time.AfterFunc(answerTimeout, func() { r.slow(resource, small == nil) })
-		err := r.selected(resource, o, optional, func(o metav1.ListOptions) (err error) {
+		// Only a small answer, and the first one about a resource, is expected soon: a watch may have nothing to report.
+		slow := time.AfterFunc(answerTimeout, func() { r.failed(errNoAnswer) })
+		if !small && r.answered {
+			slow.Stop()
+		}
+		err := r.selected(o, func(o metav1.ListOptions) (err error) {
 			end, err = answered(ctx, bound, func(ctx context.Context) error { return do(ctx, o) })
 			return err
 		})
@@ -267,25 +216,37 @@ func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOpti
 		if ctx.Err() != nil {
 			return end, err
 		}
-		if err == nil && small != nil {
-			r.contacted(resource)
+		if err == nil && !small {
+			r.contacted()
 		}
 		if err == nil || expected(err, o) {
-			r.succeeded(resource)
+			r.succeeded()
 			return end, err
 		}
-		if small != nil && errors.Is(err, errLate) {
+		if !small && errors.Is(err, errLate) {
 			if bound == slowFirstByte {
-				r.failed(resource, err)
+				r.failed(err)
 			}
 			bound = slowFirstByte
-			if end, err = r.repeat(ctx, resource, metav1.ListOptions{Limit: 1}, "", small, nil); err == nil || ctx.Err() != nil {
+			end, err = r.repeat(ctx, metav1.ListOptions{Limit: 1}, true, func(ctx context.Context, o metav1.ListOptions) error {
+				_, err := r.requests.ListWithContext(ctx, o)
+				return err
+			})
+			if err == nil || ctx.Err() != nil {
 				end()
 				continue
 			}
 		}
-		if n > 0 || !errors.Is(err, errEnded) { // the next attempt may know why
-			r.failed(resource, err)
+		pause := pauses.Step()
+		switch {
+		case r.absent != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
+			if pause = absentInterval; !r.missing {
+				r.missing = true
+				r.log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
+				r.absent()
+			}
+		case n > 0 || !errors.Is(err, errEnded): // the next attempt may know why
+			r.failed(err)
 		}
 		if !repeatable(err) {
 			return end, err
@@ -293,7 +254,7 @@ func (r *Retrier) repeat(ctx context.Context, resource string, o metav1.ListOpti
 		select {
 		case <-ctx.Done():
 			return end, err
-		case <-time.After(pause(n, err)):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -345,52 +306,4 @@ func expected(err error, o metav1.ListOptions) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) ||
 		apierrors.IsTimeout(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) ||
 		o.SendInitialEvents != nil && apierrors.IsInvalid(err) // before Kubernetes 1.32, by default
-}
-
-// slow records that a request takes long. Only a small answer, and the first answer about a resource, is
-// expected soon: a watch may have nothing to report.
-func (r *Retrier) slow(resource string, small bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if small || !r.answered[resource] {
-		r.record(resource, errNoAnswer)
-	}
-}
-
-// failed records that a request failed.
-func (r *Retrier) failed(resource string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.record(resource, err)
-}
-
-// record records a failure and logs it if it is time for a line. The caller holds r.mu.
-func (r *Retrier) record(resource string, err error) {
-	if r.Failed != nil {
-		r.Failed(resource, err)
-	}
-	now := r.now()
-	if len(r.failing) == 0 {
-		r.since = now
-	}
-	r.failing[resource] = true
-	if !r.logged.IsZero() && now.Sub(r.logged) < logInterval {
-		return
-	}
-	r.logged = now
-	r.log.Warn("cannot read from the API server; the rules stay as they are",
-		"resource", resource, "for", now.Sub(r.since).Round(time.Second), "error", err)
-}
-
-// succeeded records a success, and logs that all requests succeed again.
-func (r *Retrier) succeeded(resource string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.answered[resource] = true
-	if !r.failing[resource] {
-		return
-	}
-	if delete(r.failing, resource); len(r.failing) == 0 && !r.logged.Before(r.since) {
-		r.log.Info("reading from the API server again", "after", r.now().Sub(r.since).Round(time.Second))
-	}
 }

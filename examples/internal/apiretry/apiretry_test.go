@@ -64,13 +64,13 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 			}
 			return nil
 		}
-		r := New(slog.New(slog.NewTextHandler(&log, nil)), nil)
-		lw := r.ListWatch("services", &cache.ListWatch{
+		r := retrier{Group: NewGroup(t.Context(), slog.New(slog.NewTextHandler(&log, nil))), field: selector, requests: &cache.ListWatch{
 			ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return nil, do(o) },
 			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return watch.NewEmptyWatch(), do(o)
 			},
-		}, selector)
+		}}
+		lw := r.listWatch()
 		_, list := lw.ListWithContext(t.Context(), metav1.ListOptions{})
 		_, watched := lw.WatchWithContext(t.Context(), metav1.ListOptions{})
 		want, line := []string{selector, "", ""}, "reading all objects"
@@ -90,17 +90,19 @@ func TestRefusedSelectorIsLeftOut(t *testing.T) {
 func TestContactIsReported(t *testing.T) {
 	contacts := 0
 	events := watch.NewFake()
-	r := New(slog.New(slog.DiscardHandler), func(resource string) {
+	g := NewGroup(t.Context(), slog.New(slog.DiscardHandler))
+	g.Contact = func(resource string) {
 		if resource != "services" {
 			t.Errorf("resource %q", resource)
 		}
 		contacts++
-	})
+	}
 	var refused error
-	lw := r.ListWatch("services", &cache.ListWatch{
+	r := retrier{Group: g, resource: "services", requests: &cache.ListWatch{
 		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, refused },
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return events, refused },
-	}, "")
+	}}
+	lw := r.listWatch()
 	check := func(what string, want int) {
 		t.Helper()
 		if contacts != want {

@@ -14,25 +14,83 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
+// logInterval is the time between two lines about failures that continue.
+const logInterval = time.Minute
+
 // Group follows several sources, which [Follow] adds. Its method Wait, which must be called, waits until the context
-// ends and returns its error, or the first error of a source, which ends all.
+// ends and returns its error, or the first error of a source, which ends all. The Group repeats failed requests, and logs
+// failures once for all sources.
 type Group struct {
-	*Retrier
 	*errgroup.Group
 	// Context ends with the Group.
 	context.Context
+	// Contact, if not nil, is called each time that the API server has answered about a resource: with a list, the
+	// begin of a watch, or an event.
+	Contact func(resource string)
+	// Failed, if not nil, is called each time that a request fails, or has no answer yet.
+	Failed func(resource string, err error)
+
+	log *slog.Logger
+
+	mu sync.Mutex
+	// failures is the number of sources whose last request failed. since is the time at which
+	// the first of them failed, and logged the time of the last line.
+	failures      int
+	since, logged time.Time
 }
 
 // NewGroup returns a Group that follows its sources until ctx ends.
-func NewGroup(ctx context.Context, r *Retrier) *Group {
+func NewGroup(ctx context.Context, log *slog.Logger) *Group {
 	g, ctx := errgroup.WithContext(ctx)
-	return &Group{r, g, ctx}
+	return &Group{Group: g, Context: ctx, log: log}
+}
+
+func (r *retrier) contacted() {
+	if r.Contact != nil {
+		r.Contact(r.resource)
+	}
+}
+
+// failed records that a request failed, and logs it if it is time for a line.
+func (r *retrier) failed(err error) {
+	if r.Failed != nil {
+		r.Failed(r.resource, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if !r.failing {
+		if r.failures == 0 {
+			r.since = now
+		}
+		r.failing = true
+		r.failures++
+	}
+	if !r.logged.IsZero() && now.Sub(r.logged) < logInterval {
+		return
+	}
+	r.logged = now
+	r.log.Warn("cannot read from the API server; the rules stay as they are",
+		"resource", r.resource, "for", now.Sub(r.since).Round(time.Second), "error", err)
+}
+
+// succeeded records a success, and logs that all requests succeed again.
+func (r *retrier) succeeded() {
+	r.answered = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.failing {
+		return
+	}
+	r.failing = false
+	if r.failures--; r.failures == 0 && !r.logged.Before(r.since) {
+		r.log.Info("reading from the API server again", "after", time.Since(r.since).Round(time.Second))
+	}
 }
 
 // Source is a kind of objects that [Follow] follows, such as those of type *v1.Service.
@@ -65,8 +123,8 @@ func Follow[T metav1.Object](g *Group, s Source[T]) {
 }
 
 func follow[T metav1.Object](g *Group, s Source[T]) error {
-	ctx, r := g.Context, g.Retrier
-	p := &store[T]{Source: s, log: r.log, names: map[cache.ObjectName]struct{}{}}
+	ctx := g.Context
+	p := &store[T]{Source: s, log: g.log, names: map[cache.ObjectName]struct{}{}}
 	if s.Informer != nil {
 		h, err := s.Informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: p.pass, UpdateFunc: func(_, o any) { p.pass(o) }, DeleteFunc: func(o any) { _ = p.Delete(o) },
@@ -85,18 +143,15 @@ func follow[T metav1.Object](g *Group, s Source[T]) error {
 	if s.Name != "" {
 		s.Field = fields.OneTermEqualSelector(metav1.ObjectNameField, s.Name).String()
 	}
-	if s.Absent != nil {
-		r.readable(ctx, s.Resource, requests, s.Absent)
-	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(r.ListWatch(s.Resource, requests, s.Field), client),
+	r := &retrier{Group: g, resource: s.Resource, requests: requests, field: s.Field, absent: s.Absent}
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(r.listWatch(), client),
 		reflect.New(reflect.TypeFor[T]().Elem()).Interface(), p, cache.ReflectorOptions{Name: s.Resource, TypeDescription: s.Resource})
 	// The embedded Handler keeps logr from unwrapping a Handler that it made from a
 	// LogSink: it would initialize the sink, which may be in use.
-	ctx = klog.NewContext(ctx, logr.FromSlogHandler(struct{ slog.Handler }{r.log.Handler()}))
-	// The pauses are for errors that are not repeated by the Retrier. Those of Reflector.RunWithContext grow to a
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(struct{ slog.Handler }{g.log.Handler()}))
+	// The pauses are for errors that are not repeated by the retrier. Those of Reflector.RunWithContext grow to a
 	// minute, and cannot be set in client-go 1.35.
-	pauses := wait.Backoff{Duration: FirstPause, Cap: LongestPause, Factor: 2, Jitter: 1, Steps: 10}
-	_ = pauses.DelayWithReset(clock.RealClock{}, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	_ = pauses().DelayWithReset(clock.RealClock{}, time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil {
 			cache.DefaultWatchErrorHandler(ctx, reflector, err)
 		}

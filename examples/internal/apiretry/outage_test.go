@@ -34,7 +34,8 @@ import (
 
 // followAll follows all kinds of objects of the Node n until ctx ends, and calls seen for each object and each list.
 func followAll(ctx context.Context, c *kubeapi.Client, log *slog.Logger, contact, seen func(what string)) {
-	g := NewGroup(ctx, New(log, contact))
+	g := NewGroup(ctx, log)
+	g.Contact = contact
 	_, field := tracker.Selector{}.ServiceListOptions()
 	followOne(g, c.Core, Source[*v1.Service]{Resource: "services", Field: field}, seen)
 	followOne(g, c.Discovery, Source[*discovery.EndpointSlice]{Resource: "endpointslices"}, seen)

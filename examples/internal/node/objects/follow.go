@@ -29,9 +29,8 @@ func (w *World) Follow(ctx context.Context, client *kubeapi.Client, in Informers
 	if client == nil {
 		client = &kubeapi.Client{}
 	}
-	retrier := apiretry.New(w.Log, w.Contact)
-	retrier.Failed = w.NotRead
-	g := apiretry.NewGroup(ctx, retrier)
+	g := apiretry.NewGroup(ctx, w.Log)
+	g.Contact, g.Failed = w.Contact, w.NotRead
 	var left atomic.Int32
 	left.Store(4)
 	synced := func(kinds ...tracker.Kind) func() {
