@@ -118,7 +118,7 @@ func newCluster(t *testing.T, n network) cluster {
 	n.node.Addrs("ctl", "10.0.0.1/24")
 	control.Addrs("eth0", "10.0.0.2/24")
 	s := controlplane.New(t, controlplane.Config{
-		Host: control, Address: "10.0.0.2", APIServerFlags: []string{"--allow-privileged", "--max-requests-inflight=2000"},
+		Host: control, Address: "10.0.0.2", APIServerFlags: []string{"--max-requests-inflight=2000"},
 	})
 	config := must.Get(clientcmd.BuildConfigFromFlags("", s.Kubeconfig()))(t)
 	config.QPS = -1

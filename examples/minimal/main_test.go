@@ -89,7 +89,7 @@ func newWorld(t *testing.T) *world {
 		w.pods.ServeUDP(t, addr+":"+podPorts, addr)
 	}
 	w.api = controlplane.New(t, controlplane.Config{
-		Host: hosts["control"], Address: "10.3.0.2", User: "system:serviceaccount:kube-system:minimal", APIServerFlags: []string{"--allow-privileged"},
+		Host: hosts["control"], Address: "10.3.0.2", User: "system:serviceaccount:kube-system:minimal",
 	})
 	w.kubeconfig = w.api.Kubeconfig()
 	deploy := must.Get(os.ReadFile("deploy.yaml"))(t)

@@ -16,7 +16,7 @@ import (
 var (
 	dlls = flag.Bool("dlls", false, "call the service in memory by way of Open and the stand-in's DLLs: needs Wine")
 	// The library reads the version once in a process.
-	dllsVersion = flag.String("dlls.version", "", "with -dlls, the version of HNS that the stand-in reports, such as 9.1")
+	dllsVersion = flag.String("dlls.version", "15.5", "with -dlls, the version of HNS that the stand-in reports")
 	allDLLs     = flag.Bool("dlls.all", false, "with -dlls or in TestUnderWine, run the whole conformance suite and all kills")
 )
 
@@ -26,14 +26,11 @@ var server = sync.OnceValues(func() (*standin.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := standin.NewServer(l, nil)
-	if *dllsVersion != "" {
-		var major, minor int
-		if _, err := fmt.Sscanf(*dllsVersion, "%d.%d", &major, &minor); err != nil {
-			return nil, fmt.Errorf("-dlls.version %q: %w", *dllsVersion, err)
-		}
-		s.SetVersion(major, minor)
+	s := &standin.Server{Listener: l}
+	if _, err := fmt.Sscanf(*dllsVersion, "%d.%d", &s.Version.Major, &s.Version.Minor); err != nil {
+		return nil, fmt.Errorf("-dlls.version %q: %w", *dllsVersion, err)
 	}
+	go s.Serve()
 	return s, s.Setenv()
 })
 

@@ -21,7 +21,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/standin"
@@ -59,58 +58,36 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var results []result
+	fmt.Print("| Services | step | program | calls | of these writes | load balancers missing | time |\n|---|---|---|---|---|---|---|\n")
 	for _, size := range strings.Split(*sizes, ",") {
 		n, err := strconv.Atoi(size)
 		if err != nil {
 			return err
 		}
 		for _, exe := range flag.Args() {
-			r, err := measure(ctx, wine, exe, n)
-			if err != nil {
+			if err := measure(ctx, wine, exe, n); err != nil {
 				return fmt.Errorf("%s with %d Services: %w", filepath.Base(exe), n, err)
 			}
-			results = append(results, r)
-			fmt.Fprintf(os.Stderr, "%s with %d Services: %+v\n", filepath.Base(exe), n, r.steps)
 		}
 	}
-	write(results)
 	return nil
 }
 
-// result is what was measured of a program.
-type result struct {
-	program  string
-	services int
-	steps    []measured
-}
-
-// measured is what one step cost.
-type measured struct {
-	name string
-	// calls counts all calls, and writes those that change the service.
-	calls, writes int
-	// gone is the most load balancers that were missing at one time, of those that had been there.
-	gone int
-	// took is the time to the last call, or to the last one that writes if there are any.
-	took time.Duration
-}
-
-// measure starts a program, changes an endpoint, and restarts the program.
-func measure(ctx context.Context, wine *standin.Wine, exe string, n int) (r result, err error) {
-	r = result{program: strings.TrimSuffix(filepath.Base(exe), ".exe"), services: n}
+// measure starts a program, changes an endpoint, and restarts the program. It prints a row of the table for each
+// step.
+func measure(ctx context.Context, wine *standin.Wine, exe string, n int) error {
 	dir, err := os.MkdirTemp("", "windows")
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	s, err := newSite(ctx, wine, dir)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer s.close()
 	if err := s.createServices(ctx, n); err != nil {
-		return r, err
+		return err
 	}
 	for _, step := range []struct {
 		name string
@@ -123,22 +100,10 @@ func measure(ctx context.Context, wine *standin.Wine, exe string, n int) (r resu
 	} {
 		m, err := s.step(ctx, step.name, step.do, step.done)
 		if err != nil {
-			return r, err
+			return err
 		}
-		r.steps = append(r.steps, m)
+		program := strings.TrimSuffix(filepath.Base(exe), ".exe")
+		fmt.Printf("| %d | %s | %s | %d | %d | %d | %v |\n", n, step.name, program, m.calls, m.writes, m.before-m.least, m.took().Round(10*time.Millisecond))
 	}
-	return r, nil
-}
-
-// write prints the table.
-func write(results []result) {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(w, "| Services \t| step \t| program \t| calls \t| of these writes \t| load balancers missing \t| time \t|")
-	fmt.Fprintln(w, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|")
-	for _, r := range results {
-		for _, m := range r.steps {
-			fmt.Fprintf(w, "| %d \t| %s \t| %s \t| %d \t| %d \t| %d \t| %v \t|\n", r.services, m.name, r.program, m.calls, m.writes, m.gone, m.took.Round(10*time.Millisecond))
-		}
-	}
-	w.Flush()
+	return nil
 }

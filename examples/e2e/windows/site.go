@@ -49,10 +49,28 @@ type site struct {
 	flags []string
 	proxy *process.Process // nil unless started
 
-	mu sync.Mutex
-	// have counts the load balancers, and least is the least of it since the step began.
-	have, least int
-	lastWrite   time.Time
+	mu   sync.Mutex
+	have int // load balancers
+	now  counts
+}
+
+// counts is what a step cost.
+type counts struct {
+	began time.Time
+	// calls counts all calls, and writes those that changed the service.
+	calls, writes int
+	// before is the number of load balancers when the step began, and least the least since then.
+	before, least int
+	// call and write are the times of the last ones.
+	call, write time.Time
+}
+
+// took returns the time to the last call, or to the last one that writes if there are any.
+func (c *counts) took() time.Duration {
+	if c.writes != 0 {
+		return c.write.Sub(c.began)
+	}
+	return c.call.Sub(c.began)
 }
 
 func newSite(ctx context.Context, wine *standin.Wine, dir string) (_ *site, err error) {
@@ -80,10 +98,11 @@ func newSite(ctx context.Context, wine *standin.Wine, dir string) (_ *site, err 
 	}
 	s.hns = fakehns.New(winkernel.Network{ID: "11111111-2222-3333-4444-555555555555", Name: "cluster", Type: winkernel.L2Bridge}, true)
 	s.hns.After = s.wrote
-	s.server = standin.NewServer(l, s.hns)
-	s.control, err = controlplane.Start(ctx, controlplane.Config{
-		Host: s.host, Address: nodeIP, Dir: dir, APIServerFlags: []string{"--allow-privileged"},
-	})
+	s.server = &standin.Server{Listener: l, Called: s.called}
+	s.server.Version.Major, s.server.Version.Minor = 15, 5
+	s.server.Use(s.hns)
+	go s.server.Serve()
+	s.control, err = controlplane.Start(ctx, controlplane.Config{Host: s.host, Address: nodeIP, Dir: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +127,7 @@ func (s *site) close() {
 		s.control.Close()
 	}
 	if s.server != nil {
-		s.server.Close()
+		s.server.Listener.Close()
 	}
 	s.lab.Close()
 }
@@ -122,7 +141,15 @@ func (s *site) send(ctx context.Context, method, path string, body any) error {
 	return err
 }
 
-// wrote follows the calls that write.
+// called counts a call.
+func (s *site) called() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.calls++
+	s.now.call = time.Now()
+}
+
+// wrote counts a call that writes.
 func (s *site) wrote(c fakehns.Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,9 +158,10 @@ func (s *site) wrote(c fakehns.Call) {
 		s.have++
 	case fakehns.DeleteLoadBalancer:
 		s.have--
-		s.least = min(s.least, s.have)
+		s.now.least = min(s.now.least, s.have)
 	}
-	s.lastWrite = time.Now()
+	s.now.writes++
+	s.now.write = time.Now()
 }
 
 // loadBalancers returns the number of load balancers of the Services that createServices made.
@@ -207,42 +235,28 @@ func (s *site) startProxy(exe string) (err error) {
 func windowsPath(path string) string { return "Z:" + strings.ReplaceAll(path, "/", `\`) }
 
 // step does something, and waits until it is in effect and no call follows.
-func (s *site) step(ctx context.Context, name string, do func() error, done func() bool) (measured, error) {
-	s.server.Calls()
-	s.hns.Calls()
+func (s *site) step(ctx context.Context, name string, do func() error, done func() bool) (counts, error) {
 	s.mu.Lock()
-	s.least, s.lastWrite = s.have, time.Time{}
-	before := s.have
+	s.now = counts{began: time.Now(), before: s.have, least: s.have}
 	s.mu.Unlock()
-	begin := time.Now()
 	if err := do(); err != nil {
-		return measured{}, err
+		return counts{}, err
 	}
 	for {
-		if last := s.server.Last(); last.After(begin) && time.Since(last) > quiet && done() {
-			break
-		}
-		if time.Since(begin) > patience {
+		s.mu.Lock()
+		c := s.now
+		s.mu.Unlock()
+		switch {
+		case c.calls > 0 && time.Since(c.call) > quiet && done():
+			return c, nil
+		case time.Since(c.began) > patience:
 			text, _ := os.ReadFile(s.log)
-			return measured{}, fmt.Errorf("%s: not done after %v; the log ends\n%s", name, patience, text[max(0, len(text)-3000):])
+			return c, fmt.Errorf("%s: not done after %v; the log ends\n%s", name, patience, text[max(0, len(text)-3000):])
 		}
 		select {
 		case <-ctx.Done():
-			return measured{}, ctx.Err()
+			return c, ctx.Err()
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	m := measured{name: name, took: s.server.Last().Sub(begin), calls: s.server.Calls()}
-	for c, n := range s.hns.Calls() {
-		if c != fakehns.Read {
-			m.writes += n
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m.gone = max(0, before-s.least)
-	if m.writes != 0 {
-		m.took = s.lastWrite.Sub(begin)
-	}
-	return m, nil
 }

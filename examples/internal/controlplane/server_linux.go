@@ -1,13 +1,22 @@
+// Package controlplane runs a real kube-apiserver with a real etcd in a network namespace,
+// for tests and benchmarks:
+//
+//	s := controlplane.New(t, controlplane.Config{Host: host, Address: "10.0.0.2"})
+//	answer, err := s.Request(ctx, "GET", "/api/v1/namespaces", nil)
+//
+// PROXIER_KUBE_APISERVER and PROXIER_ETCD hold the paths of the programs, which are otherwise searched in
+// PATH; examples/e2e/apiserver builds both. etcd before 3.4.31 and 3.5.13 is too old for clients to receive
+// lists as streams (k8s.io/apiserver, feature RequestWatchProgress). Agents then need more memory.
+//
+// The API server authorizes by Node and RBAC, authenticates by tokens, and makes its own
+// certificate, which clients do not check. It runs on Linux only.
 package controlplane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +25,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 	"time"
+
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -48,12 +60,58 @@ type Server struct {
 const (
 	port       = "6443"
 	adminToken = "admin-token"
-	userToken  = "user-token"
+	// UserToken is the token of Config.User.
+	UserToken = "user-token"
 	// readyTimeout bounds each wait. A slow machine takes minutes to start the API server.
 	readyTimeout = 5 * time.Minute
-	// connections bounds the idle connections of the client.
-	connections = 32
 )
+
+// Find returns the absolute paths of kube-apiserver and etcd.
+func Find() (apiserver, etcd string, err error) {
+	find := func(env, name string) string {
+		path, e := exec.LookPath(cmp.Or(os.Getenv(env), name))
+		if e != nil {
+			err = fmt.Errorf("%w (build it in examples/e2e/apiserver; %s names it)", e, env)
+		}
+		return path
+	}
+	apiserver, etcd = find("PROXIER_KUBE_APISERVER", "kube-apiserver"), find("PROXIER_ETCD", "etcd")
+	return apiserver, etcd, err
+}
+
+// Need skips the test if a program is missing, as [netlab.Need] does.
+func Need(tb testing.TB) {
+	tb.Helper()
+	_, _, err := Find()
+	netlab.Need(tb, err == nil, fmt.Sprintf("a control plane: %v", err))
+}
+
+// New starts a control plane for a test, which it ends with, and waits until the API server has made its
+// own namespaces. It sets Config's Dir, and shows the end of the logs if the test fails. It skips the test
+// as [Need] does.
+func New(tb testing.TB, c Config) *Server {
+	tb.Helper()
+	Need(tb)
+	c.Dir = tb.TempDir()
+	s, err := Start(tb.Context(), c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		s.Close()
+		for _, name := range []string{"etcd", "kube-apiserver"} {
+			if text, _ := os.ReadFile(s.path(name + ".log")); tb.Failed() {
+				tb.Logf("end of %s's log:\n%s", name, text[max(0, len(text)-4000):])
+			}
+		}
+	})
+	for _, namespace := range []string{"default", "kube-system"} {
+		if err := s.WaitFor(tb.Context(), "/api/v1/namespaces/"+namespace); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return s
+}
 
 // Start starts both programs and waits until the API server is ready. The caller must
 // call Close.
@@ -68,9 +126,8 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
 			return c.Host.Dial(ctx, network, "", to)
 		},
-		TLSClientConfig:     &tls.Config{InsecureSkipVerify: true}, // the server made its certificate itself
-		MaxIdleConnsPerHost: connections,
-		ForceAttemptHTTP2:   true,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the server made its certificate itself
+		ForceAttemptHTTP2: true,
 	}}
 	var etcd string
 	if s.apiserver, etcd, err = Find(); err != nil {
@@ -86,35 +143,22 @@ func Start(ctx context.Context, c Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Run(ctx); err != nil {
-		return nil, err
-	}
-	ca, err := os.ReadFile(filepath.Join(s.path("certs"), "apiserver.crt"))
-	if errors.Is(err, os.ErrNotExist) {
-		return s, nil // Config.APIServerFlags has a certificate of the caller's
-	}
-	if err != nil {
-		return nil, err
-	}
-	return s, errors.Join(
-		os.Mkdir(s.ServiceAccountFolder(), 0o755),
-		os.WriteFile(filepath.Join(s.ServiceAccountFolder(), "token"), []byte(userToken), 0o600),
-		os.WriteFile(filepath.Join(s.ServiceAccountFolder(), "ca.crt"), ca, 0o644))
+	return s, s.Run(ctx)
 }
 
 // writeFiles writes the key for ServiceAccounts, the tokens and the kubeconfig.
 func (s *Server) writeFiles() error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return err
 	}
 	tokens, token := adminToken+",admin,1,system:masters\n", adminToken
 	if s.config.User != "" {
-		tokens += userToken + "," + s.config.User + ",2\n"
-		token = userToken
+		tokens += UserToken + "," + s.config.User + ",2\n"
+		token = UserToken
 	}
 	return errors.Join(
-		os.WriteFile(s.path("sa.key"), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}), 0o600),
+		os.WriteFile(s.path("sa.key"), key, 0o600),
 		os.WriteFile(s.path("tokens.csv"), []byte(tokens), 0o600),
 		os.WriteFile(s.Kubeconfig(), fmt.Appendf(nil, `apiVersion: v1
 kind: Config
@@ -131,10 +175,8 @@ func (s *Server) path(name string) string { return filepath.Join(s.config.Dir, n
 // Kubeconfig returns the path of a kubeconfig for Config.User.
 func (s *Server) Kubeconfig() string { return s.path("kubeconfig") }
 
-// ServiceAccountFolder returns a folder with the files that a pod with the ServiceAccount of
-// Config.User finds below /run/secrets/kubernetes.io/serviceaccount. It does not exist if
-// Config.APIServerFlags name the API server's certificate.
-func (s *Server) ServiceAccountFolder() string { return s.path("serviceaccount") }
+// Certificate returns the path of the certificate that the API server made for itself.
+func (s *Server) Certificate() string { return s.path("certs/apiserver.crt") }
 
 // Run starts the API server again after Kill and waits until it is ready.
 func (s *Server) Run(ctx context.Context) (err error) {
@@ -142,7 +184,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	s.kube, err = process.Start(c.Host, exec.Command(s.apiserver, append([]string{
 		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", c.Address, "--advertise-address", c.Address, "--secure-port", port,
 		"--cert-dir", s.path("certs"), "--token-auth-file", s.path("tokens.csv"),
-		"--authorization-mode", "Node,RBAC", "--disable-admission-plugins", "ServiceAccount",
+		"--authorization-mode", "Node,RBAC", "--disable-admission-plugins", "ServiceAccount", "--allow-privileged",
 		"--service-cluster-ip-range", "10.96.0.0/12", "--service-account-issuer", "https://cluster.test",
 		"--service-account-key-file", s.path("sa.key"), "--service-account-signing-key-file", s.path("sa.key"),
 	}, c.APIServerFlags...)...), s.path("kube-apiserver.log"))
@@ -156,17 +198,13 @@ func (s *Server) Run(ctx context.Context) (err error) {
 // API server makes its own namespaces and objects some time after it is ready. It
 // returns the last request's error after five minutes or when ctx ends.
 func (s *Server) WaitFor(ctx context.Context, path string) error {
-	for end := time.Now().Add(readyTimeout); ; {
+	for end := time.Now().Add(readyTimeout); ; time.Sleep(50 * time.Millisecond) {
 		_, err := s.Request(ctx, http.MethodGet, path, nil)
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
 			return fmt.Errorf("the API server is not ready: %w", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }

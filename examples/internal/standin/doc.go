@@ -3,8 +3,9 @@
 // [Server], which answers from a service in memory, [fakehns.Service].
 //
 //	w := standin.Start(t)               // skips the test without Wine
-//	s := standin.NewServer(listener, service)
-//	...
+//	s := &standin.Server{Listener: listener}
+//	s.Use(service)
+//	go s.Serve()
 //	cmd := w.Command("kube-proxy.exe", "--network-name=cluster")
 //	cmd.Env = append(cmd.Environ(), s.Env())
 //

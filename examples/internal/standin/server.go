@@ -9,8 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/go-proxier/proxier/examples/winkernel"
 	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
@@ -19,73 +18,37 @@ import (
 // env is the environment variable by which the DLLs find a server.
 const env = "HNS_STANDIN"
 
-// Server answers the calls of the DLLs from a service in memory. Its methods are safe for
-// concurrent use.
+// Server answers the calls of the DLLs from a service in memory, while Serve runs.
 type Server struct {
-	listener net.Listener
+	// Listener is at an IPv4 address.
+	Listener net.Listener
+	// Version is that of HNS. A program reads it once.
+	Version struct{ Major, Minor int }
+	// Called, if not nil, is called for each call, by several goroutines.
+	Called func()
 
-	mu      sync.Mutex
-	service *fakehns.Service
-	calls   int
-	last    time.Time
-	version [2]int
+	service atomic.Pointer[fakehns.Service]
 }
 
-// NewServer returns a server that accepts the connections of l, at an IPv4 address, until Close is
-// called. The service reports HNS 15.5.
-func NewServer(l net.Listener, s *fakehns.Service) *Server {
-	out := &Server{listener: l, service: s, version: [2]int{15, 5}}
-	go out.accept()
-	return out
-}
-
-// Close stops listening. Calls then fail as if the service did not run.
-func (s *Server) Close() error { return s.listener.Close() }
-
-// Env returns the environment variable of programs whose calls the server answers.
-func (s *Server) Env() string { return env + "=" + s.listener.Addr().String() }
-
-// Setenv makes the server answer the calls of this process, which runs in Wine.
-func (s *Server) Setenv() error { return os.Setenv(env, s.listener.Addr().String()) }
-
-// Use replaces the service.
-func (s *Server) Use(service *fakehns.Service) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.service = service
-}
-
-// SetVersion sets the version of HNS. A program reads it once.
-func (s *Server) SetVersion(major, minor int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.version = [2]int{major, minor}
-}
-
-// Calls returns the number of calls since the last call of Calls.
-func (s *Server) Calls() (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n, s.calls = s.calls, 0
-	return n
-}
-
-// Last returns the time of the last call, or the zero Time.
-func (s *Server) Last() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.last
-}
-
-func (s *Server) accept() {
+// Serve accepts connections until the Listener is closed. Calls then fail as if the service did not run.
+func (s *Server) Serve() {
 	for {
-		c, err := s.listener.Accept()
+		c, err := s.Listener.Accept()
 		if err != nil {
 			return
 		}
 		go s.serve(c)
 	}
 }
+
+// Env returns the environment variable of programs whose calls the server answers.
+func (s *Server) Env() string { return env + "=" + s.Listener.Addr().String() }
+
+// Setenv makes the server answer the calls of this process, which runs in Wine.
+func (s *Server) Setenv() error { return os.Setenv(env, s.Listener.Addr().String()) }
+
+// Use sets the service. It may be called while Serve runs.
+func (s *Server) Use(service *fakehns.Service) { s.service.Store(service) }
 
 // serve answers the calls of one process: see dll/hns.c.
 func (s *Server) serve(c net.Conn) {
@@ -110,18 +73,17 @@ func (s *Server) serve(c net.Conn) {
 
 // answer performs a call. made is the ID of a new object, or "-".
 func (s *Server) answer(function, id string, body []byte) (hr uint32, made, text string) {
-	s.mu.Lock()
-	s.calls++
-	s.last = time.Now()
-	service, version := s.service, s.version
-	s.mu.Unlock()
+	if s.Called != nil {
+		s.Called()
+	}
+	service := s.service.Load()
 	if function == "HNSCall" {
 		_, err := service.Current()
 		switch {
 		case err != nil:
 			return code(network, err), "-", "{}"
 		case strings.Contains(string(body), "globals/version"):
-			return 0, "-", fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, version[0], version[1])
+			return 0, "-", fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, s.Version.Major, s.Version.Minor)
 		}
 		return 0, "-", `{"Success":true,"Output":[]}` // lists of the first version's objects
 	}

@@ -1,9 +1,8 @@
 package standin
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"embed"
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -15,11 +14,14 @@ import (
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
-//go:embed dll/*.c
-var sources embed.FS
+//go:embed dll/hns.c
+var hns string
 
-// dlls holds the DLLs and the source of each.
-var dlls = map[string]string{"computenetwork": "dll/hns.c", "vmcompute": "dll/hns.c", "bcryptprimitives": "dll/bcryptprimitives.c"}
+//go:embed dll/bcryptprimitives.c
+var bcryptPrimitives string
+
+// dlls holds the source of each DLL.
+var dlls = map[string]string{"computenetwork": hns, "vmcompute": hns, "bcryptprimitives": bcryptPrimitives}
 
 // compiler is the C compiler for Windows, of Debian's package gcc-mingw-w64-x86-64.
 const compiler = "x86_64-w64-mingw32-gcc"
@@ -92,19 +94,12 @@ func (w *Wine) Stop() {
 
 // makePrefix makes the prefix for these sources, unless it exists.
 func makePrefix(wine string) (*Wine, error) {
-	hash := sha256.New()
-	for _, name := range []string{"dll/bcryptprimitives.c", "dll/hns.c"} {
-		text, err := sources.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		hash.Write(text)
-	}
+	hash := sha256.Sum256([]byte(bcryptPrimitives + hns))
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, err
 	}
-	out := &Wine{wine, filepath.Join(cache, "proxier", fmt.Sprintf("wine-%x", hash.Sum(nil)[:6]))}
+	out := &Wine{wine, filepath.Join(cache, "proxier", fmt.Sprintf("wine-%x", hash[:6]))}
 	if _, err := os.Stat(out.prefix); err == nil {
 		return out, nil
 	}
@@ -121,11 +116,10 @@ func makePrefix(wine string) (*Wine, error) {
 		return nil, fmt.Errorf("cannot make a Wine prefix: %w", err)
 	}
 	for dll, source := range dlls {
-		text, _ := sources.ReadFile(source)
 		// Without -static-libgcc a DLL may need libgcc_s_seh-1.dll.
 		c := exec.Command(compiler, "-O2", "-Wall", "-Werror", "-shared", "-static-libgcc", "-s",
 			"-o", filepath.Join(w.prefix, "drive_c/windows/system32", dll+".dll"), "-xc", "-", "-lole32", "-ladvapi32", "-lws2_32")
-		c.Stdin = bytes.NewReader(text)
+		c.Stdin = strings.NewReader(source)
 		if err := run(c); err != nil {
 			return nil, fmt.Errorf("cannot compile %s.dll: %w", dll, err)
 		}

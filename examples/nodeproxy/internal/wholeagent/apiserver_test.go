@@ -32,7 +32,7 @@ type cluster struct {
 func newCluster(t *testing.T, h *netlab.Host, addr string, flags ...string) *cluster {
 	t.Helper()
 	return &cluster{controlplane.New(t, controlplane.Config{
-		Host: h, Address: addr, User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: append([]string{"--allow-privileged"}, flags...),
+		Host: h, Address: addr, User: "system:serviceaccount:kube-system:nodeproxy", APIServerFlags: flags,
 	}), t}
 }
 

@@ -21,6 +21,7 @@ import (
 	apps "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/examples/internal/controlplane"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/lab"
 	"github.com/go-proxier/proxier/internal/testing/must"
 	"github.com/go-proxier/proxier/internal/testing/netlab"
@@ -264,9 +265,9 @@ func (r *rehearsal) inPod(m *member, spec *v1.PodSpec, c *v1.Container) *process
 			env = append(env, e.Name+"="+e.Value)
 		}
 	}
-	dir := r.c.ServiceAccountFolder()
-	script := `mount -t tmpfs run /run && mkdir -p /run/secrets/kubernetes.io && cp -r "$0" /run/secrets/kubernetes.io/serviceaccount && exec "$@"`
-	return startProgram(r.t, m.node, "/usr/bin/unshare", env, append([]string{"-m", "sh", "-c", script, dir, program}, args...)...)
+	const account = "/run/secrets/kubernetes.io/serviceaccount/"
+	script := "mount -t tmpfs run /run && mkdir -p " + account + ` && cp "$0" ` + account + "ca.crt && echo -n " + controlplane.UserToken + " >" + account + `token && exec "$@"`
+	return startProgram(r.t, m.node, "/usr/bin/unshare", env, append([]string{"-m", "sh", "-c", script, r.c.Certificate(), program}, args...)...)
 }
 
 // start starts a pod of the DaemonSet on each node. Its init containers end before.
