@@ -42,7 +42,10 @@ type Backend struct {
 	slots          driver.Slots[poolKey, endpoint]
 	members        *driver.Table[memberKey, byte]
 	frontends      *driver.Table[frontendKey, frontendValue]
+	names          *driver.Table[serviceID, tracker.Key]
 	known, started bool
+	// refused has the Services that want no entries for now, because a write failed.
+	refused map[tracker.Key]error
 	// found holds what a full delta found in the maps.
 	found struct {
 		frontends map[frontendKey]frontendValue
@@ -51,8 +54,6 @@ type Backend struct {
 	addresses map[[16]byte]address
 	// own holds the node's addresses, and bound the cluster IPs among them.
 	own, bound map[netip.Addr]bool
-	// names are the keys of the Services in the model.
-	names map[serviceID]tracker.Key
 
 	// writes counts the entries that were written or deleted.
 	writes int
@@ -85,7 +86,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 			return nil, err
 		}
 	}
-	b := &Backend{config: c, complaints: complaint.NewLog(c.Log)}
+	b := &Backend{config: c, maps: bpfMaps{}, complaints: complaint.NewLog(c.Log)}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -107,7 +108,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if err := b.newDriver(); err != nil {
 		return nil, err
 	}
-	if err := b.hooks.load(&b.config, &b.maps, spec, b.host.cookie); err != nil {
+	if err := b.hooks.load(b.maps, spec, b.host.cookie); err != nil {
 		return nil, err
 	}
 	return b, nil
@@ -131,8 +132,13 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.closed = true
-	b.hooks.close()
-	b.maps.close(&b.config)
+	for _, k := range b.hooks {
+		k.close()
+		k.program.Close()
+	}
+	for _, m := range b.maps {
+		m.Close()
+	}
 	if b.host != nil {
 		b.host.close()
 	}
@@ -175,7 +181,7 @@ func detects(n *ruleset.Node) []bool {
 
 func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	if d.Full {
-		if b.addresses, err = readMap[[16]byte, address](b.maps.addresses); err != nil {
+		if b.addresses, err = readMap[[16]byte, address](b.maps["addresses"]); err != nil {
 			return nil, err
 		}
 		b.bound = map[netip.Addr]bool{}
@@ -187,9 +193,6 @@ func (b *Backend) apply(ctx context.Context, d *ruleset.Delta) (failed map[track
 		}
 	}
 	if failed, err = b.write(ctx, d, true); err != nil {
-		return nil, err
-	}
-	if err := b.nameServices(d.Changes, d.Full); err != nil {
 		return nil, err
 	}
 	b.abortStale(b.stalePeers(d.Changes))
@@ -208,16 +211,19 @@ func (b *Backend) write(ctx context.Context, d *ruleset.Delta, again bool) (fail
 	if !errors.As(err, &partial) {
 		return nil, err
 	}
-	leave, rest := &ruleset.Delta{Node: d.Node, OldNode: d.Node}, &ruleset.Delta{Node: d.Node, OldNode: d.Node}
+	rest := &ruleset.Delta{Node: d.Node, OldNode: d.Node}
 	for _, c := range d.Changes {
 		if err := partial.Failed[c.Key]; err != nil {
-			leave.Changes, rest.Changes = append(leave.Changes, ruleset.Change{Key: c.Key}), append(rest.Changes, c)
+			rest.Changes = append(rest.Changes, c)
 			if !again {
 				b.complaints.Write(slog.LevelError, complaint.Port(c.Key.Namespace, c.Key.Name, c.Key.String()), "socketlb: cannot write a service; the backend behind serves it", "error", err)
 			}
 		}
 	}
-	if err := b.driver.Apply(ctx, leave); err != nil || !again {
+	b.refused = partial.Failed
+	err = b.driver.Apply(ctx, rest)
+	b.refused = nil
+	if err != nil || !again {
 		return partial.Failed, err
 	}
 	return b.write(ctx, rest, false)
@@ -227,7 +233,7 @@ func (b *Backend) write(ctx context.Context, d *ruleset.Delta, again bool) (fail
 func (b *Backend) newDriver() (err error) {
 	b.slots.Table = driver.Table[driver.Slot[poolKey], endpoint]{
 		Installed: func(*ruleset.Delta) (iter.Seq2[driver.Slot[poolKey], endpoint], error) {
-			endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
+			endpoints, err := readMap[slotKey, endpoint](b.maps["endpoints"])
 			return func(yield func(driver.Slot[poolKey], endpoint) bool) {
 				for k, e := range endpoints {
 					if !yield(driver.Slot[poolKey]{Pool: poolKey{k.Service, k.Target}, N: int(k.Slot)}, e) {
@@ -237,13 +243,14 @@ func (b *Backend) newDriver() (err error) {
 			}, err
 		},
 		PutAll: func(at []driver.Slot[poolKey], all []endpoint) error {
-			return putAll(b, b.maps.endpoints, keysOfSlots(at), all)
+			return putAll(b, b.maps["endpoints"], keysOfSlots(at), all)
 		},
-		DeleteAll: func(at []driver.Slot[poolKey]) error { return removeAll(b, b.maps.endpoints, keysOfSlots(at)) },
+		DeleteAll: func(at []driver.Slot[poolKey]) error { return removeAll(b, b.maps["endpoints"], keysOfSlots(at)) },
 	}
-	b.members = tableOf(b, b.maps.members, &b.found.members)
-	b.frontends = tableOf(b, b.maps.frontends, &b.found.frontends)
-	b.driver, err = driver.New(driver.Plane{Tables: []driver.Ordered{&b.slots, b.members, b.frontends}, Want: b.want})
+	b.members = tableOf(b, b.maps["members"], &b.found.members)
+	b.frontends = tableOf(b, b.maps["frontends"], &b.found.frontends)
+	b.names = b.namesTable()
+	b.driver, err = driver.New(driver.Plane{Tables: []driver.Ordered{b.names, &b.slots, b.members, b.frontends}, Want: b.want})
 	return err
 }
 
@@ -282,6 +289,10 @@ func (b *Backend) want(s *ruleset.Port) {
 	if !b.serves(s) {
 		return
 	}
+	id := idOf(s.Key)
+	if b.names.Want(id, s.Key); b.refused[s.Key] != nil {
+		return
+	}
 	sizes := map[ruleset.Target]int{}
 	for k, eps := range driver.Pools(s, false) {
 		var pool []endpoint
@@ -290,7 +301,7 @@ func (b *Backend) want(s *ruleset.Port) {
 				pool = append(pool, endpointOf(eps[i].Addr))
 			}
 		}
-		sizes[k.Target] = b.slots.WantPool(poolKey{idOf(s.Key), uint32(k.Target)}, pool)
+		sizes[k.Target] = b.slots.WantPool(poolKey{id, uint32(k.Target)}, pool)
 	}
 	for k := range membersOf(s) {
 		b.members.Want(k, 1)
@@ -314,9 +325,6 @@ func membersOf(s *ruleset.Port) map[memberKey]struct{} {
 			if ep.Ready || ep.Serving {
 				out[memberKey{idOf(s.Key), flowMember, endpointOf(ep.Addr)}] = struct{}{}
 			}
-		}
-		for _, ep := range s.Selection.Reachable {
-			out[memberKey{idOf(s.Key), flowMember, endpointOf(ep.Addr)}] = struct{}{}
 		}
 	}
 	if s.Spec.Affinity != 0 {
@@ -395,22 +403,22 @@ func (b *Backend) writeAddresses() error {
 			want[a.As16()] = v
 		}
 	}
+	var keys, gone [][16]byte
+	var values []address
 	for a, v := range want {
 		if b.addresses[a] != v {
-			if err := putAll(b, b.maps.addresses, [][16]byte{a}, []address{v}); err != nil {
-				return err
-			}
-			b.addresses[a] = v
+			keys, values = append(keys, a), append(values, v)
 		}
 	}
 	for a := range b.addresses {
 		if _, ok := want[a]; !ok {
-			if err := removeAll(b, b.maps.addresses, [][16]byte{a}); err != nil {
-				return err
-			}
-			delete(b.addresses, a)
+			gone = append(gone, a)
 		}
 	}
+	if err := errors.Join(putAll(b, b.maps["addresses"], keys, values), removeAll(b, b.maps["addresses"], gone)); err != nil {
+		return err
+	}
+	b.addresses = want
 	for a := range b.bound {
 		if !b.own[a] {
 			return errBound
@@ -434,7 +442,7 @@ func (b *Backend) Counters() (Counters, error) {
 	var sums [counterCount]uint64
 	for i := range sums {
 		var each []uint64
-		if err := b.maps.counters.Lookup(uint32(i), &each); err != nil {
+		if err := b.maps["counters"].Lookup(uint32(i), &each); err != nil {
 			return Counters{}, fmt.Errorf("socketlb: cannot read the counters: %w", err)
 		}
 		for _, n := range each {

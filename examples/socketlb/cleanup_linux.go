@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cilium/ebpf/link"
 )
@@ -25,14 +24,13 @@ func Cleanup(ctx context.Context, c Config) error {
 		return err
 	}
 	var errs []error
-	for _, path := range files(&c) {
-		if slices.Contains(hookNames, filepath.Base(path)) {
-			if l, err := link.LoadPinnedLink(path, nil); err == nil {
-				// Another process may have the link open. Detach fails if the cgroup was
-				// removed.
-				_ = l.Detach()
-				l.Close()
-			}
+	for _, name := range files(&c) {
+		path := filepath.Join(c.Dir, name)
+		if l, err := link.LoadPinnedLink(path, nil); err == nil {
+			// Another process may have the link open. Detach fails if the cgroup was
+			// removed.
+			_ = l.Detach()
+			l.Close()
 		}
 		errs = append(errs, os.Remove(path))
 	}

@@ -38,8 +38,8 @@ func (l *lab) taken(f func()) int {
 // flows returns the number of stored flows, and the sum of the namespaces' counts.
 func (l *lab) flows() (stored, counted int) {
 	l.Helper()
-	all := must.Get(readMap[flowKey, peer](l.backend.maps.flows))(l)
-	m := l.backend.maps.namespaces
+	all := must.Get(readMap[flowKey, peer](l.backend.maps["flows"]))(l)
+	m := l.backend.maps["namespaces"]
 	for i := range m.MaxEntries() {
 		var n uint64
 		must.Do(l, m.Lookup(i, &n))

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -20,7 +18,9 @@ type hook struct {
 	name    string
 	attach  ebpf.AttachType
 	program *ebpf.Program
-	link    link.Link
+	// link is open until the next one is attached: when the file of a link that is not open is removed, the kernel
+	// detaches the program later, and both would see a connection.
+	link link.Link
 }
 
 type hooks []*hook
@@ -30,24 +30,20 @@ var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6",
 
 // load loads the programs, those of IPv6 on nodes without IPv6, too: a socket of IPv6 may connect to
 // IPv4-mapped addresses. host is the cookie of the node's network namespace.
-func (h *hooks) load(c *Config, m *bpfMaps, spec *ebpf.CollectionSpec, host uint64) error {
+func (h *hooks) load(m bpfMaps, spec *ebpf.CollectionSpec, host uint64) error {
 	err := errors.Join(
 		spec.Variables["host"].Set(host),
-		spec.Variables["recent_size"].Set(m.recent.MaxEntries()),
-		spec.Variables["namespaces_size"].Set(m.namespaces.MaxEntries()),
-		spec.Variables["namespace_flows"].Set(max(1, m.flows.MaxEntries()/namespaceShare)),
+		spec.Variables["recent_size"].Set(m["recent"].MaxEntries()),
+		spec.Variables["namespaces_size"].Set(m["namespaces"].MaxEntries()),
+		spec.Variables["namespace_flows"].Set(max(1, m["flows"].MaxEntries()/namespaceShare)),
 	)
 	if err != nil {
 		return err
 	}
-	options := ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{}}
-	for _, f := range m.files(c) {
-		options.MapReplacements[f.name] = *f.m
-	}
 	for _, name := range hookNames {
 		spec.Programs[name].Name = "proxier_" + name[:4]
 	}
-	loaded, err := ebpf.NewCollectionWithOptions(spec, options)
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m})
 	switch {
 	case errors.Is(err, fs.ErrPermission): // some kernels check CAP_PERFMON in the verifier, which returns EACCES
 		return unsupported("loading BPF programs", err)
@@ -79,54 +75,22 @@ func (h hooks) attach(c *Config) error {
 
 func (k *hook) put(c *Config, cgroup uint64) error {
 	path := filepath.Join(c.Dir, k.name)
-	if found, err := link.LoadPinnedLink(path, nil); err == nil {
-		if attachedTo(found) == cgroup && found.Update(k.program) == nil {
-			k.close()
-			k.link = found
-			return nil
+	is, err := link.LoadPinnedLink(path, nil)
+	if err != nil || attachedTo(is) != cgroup || is.Update(k.program) != nil {
+		if err == nil {
+			defer is.Close() // detaches it
 		}
-		found.Close()
-	}
-	made, err := link.AttachCgroup(link.CgroupOptions{Path: c.Cgroup, Attach: k.attach, Program: k.program})
-	if err != nil {
-		return err
-	}
-	// The kernel detaches the replaced link when its last file is closed.
-	if err := replaceFile(path, made.Pin); err != nil {
-		made.Close()
-		return err
+		is, err = link.AttachCgroup(link.CgroupOptions{Path: c.Cgroup, Attach: k.attach, Program: k.program})
+		if err != nil {
+			return err
+		}
+		if err := replaceFile(path, is.Pin); err != nil {
+			is.Close()
+			return err
+		}
 	}
 	k.close()
-	k.link = made
-	return nil
-}
-
-// check returns an error if the program is not in effect, or the link's file is not that of the link.
-func (k *hook) check(c *Config) error {
-	if k.link == nil {
-		return errors.New("the program is not attached")
-	}
-	info, errLink := k.link.Info()
-	program, errProgram := k.program.Info()
-	cgroup, errCgroup := cgroupID(c.Cgroup)
-	if err := errors.Join(errLink, errProgram, errCgroup); err != nil {
-		return err
-	}
-	id, _ := program.ID()
-	switch {
-	case info.Program != id:
-		return errors.New("another program is attached")
-	case attachedTo(k.link) != cgroup:
-		return errors.New("the program is detached")
-	}
-	found, err := link.LoadPinnedLink(filepath.Join(c.Dir, k.name), nil)
-	if err != nil {
-		return errors.New("the link's file is missing")
-	}
-	defer found.Close()
-	if other, err := found.Info(); err != nil || other.ID != info.ID {
-		return errors.New("the link's file belongs to another link")
-	}
+	k.link = is
 	return nil
 }
 
@@ -134,15 +98,29 @@ func (k *hook) check(c *Config) error {
 func (k *hook) close() {
 	if k.link != nil {
 		k.link.Close()
-		k.link = nil
 	}
 }
 
-func (h hooks) close() {
-	for _, k := range h {
-		k.close()
-		k.program.Close()
+// check returns an error if the program is not in effect, or its link has no file.
+func (k *hook) check(c *Config) error {
+	found, err := link.LoadPinnedLink(filepath.Join(c.Dir, k.name), nil)
+	if err != nil {
+		return fmt.Errorf("the link's file cannot be opened: %w", err)
 	}
+	defer found.Close()
+	info, errLink := found.Info()
+	program, errProgram := k.program.Info()
+	cgroup, errCgroup := cgroupID(c.Cgroup)
+	if err := errors.Join(errLink, errProgram, errCgroup); err != nil {
+		return err
+	}
+	switch id, _ := program.ID(); {
+	case info.Program != id:
+		return errors.New("another program is attached")
+	case attachedTo(found) != cgroup:
+		return errors.New("the program is detached")
+	}
+	return nil
 }
 
 // attachedTo returns the ID of the cgroup that a link attaches its program to, or 0.
@@ -162,22 +140,4 @@ func cgroupID(folder string) (uint64, error) {
 		return 0, fmt.Errorf("socketlb: cannot read cgroup %s: %w", folder, err)
 	}
 	return st.Ino, nil
-}
-
-// files returns the paths of the existing files of a backend, links first. They may be those of
-// another version.
-func files(c *Config) (out []string) {
-	entries, err := os.ReadDir(c.Dir)
-	if err != nil {
-		return nil // no folder, or not one that this process may read
-	}
-	for _, e := range entries {
-		path := filepath.Join(c.Dir, e.Name())
-		if slices.Contains(hookNames, e.Name()) {
-			out = slices.Insert(out, 0, path)
-		} else {
-			out = append(out, path)
-		}
-	}
-	return out
 }

@@ -23,9 +23,7 @@ type host struct {
 	// cookie is the value of bpf_get_netns_cookie for sockets of the namespace.
 	cookie uint64
 	ns     *netns.Namespace
-	// inode identifies the namespace among the files of processes.
-	inode uint64
-	nl    *netlink.Handle
+	nl     *netlink.Handle
 }
 
 // openHost returns the network namespace of the file, or of the calling thread if file is
@@ -36,11 +34,6 @@ func openHost(file *os.File) (*host, error) {
 		return nil, fmt.Errorf("socketlb: %w", err)
 	}
 	h := &host{ns: ns}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(ns.File().Fd()), &st); err != nil {
-		return nil, errors.Join(fmt.Errorf("socketlb: %w", os.NewSyscallError("fstat", err)), ns.Close())
-	}
-	h.inode = st.Ino
 	err = netns.In(ns.File(), func() (err error) {
 		if h.cookie, err = netnsCookie(); err != nil {
 			return &dataplane.UnsupportedError{Backend: "socketlb", Feature: "the socket option SO_NETNS_COOKIE", Minimum: "Linux 5.14", Err: err}

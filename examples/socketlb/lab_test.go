@@ -181,7 +181,7 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 // frontends returns how many frontends are in the map.
 func (l *lab) frontends() int {
 	l.Helper()
-	return len(must.Get(readMap[frontendKey, frontendValue](l.backend.maps.frontends))(l))
+	return len(must.Get(readMap[frontendKey, frontendValue](l.backend.maps["frontends"]))(l))
 }
 
 func (l *lab) counters() Counters {

@@ -157,44 +157,25 @@ const (
 	counterCount
 )
 
-type bpfMaps struct {
-	frontends *ebpf.Map // frontendKey -> frontendValue
-	endpoints *ebpf.Map // slotKey -> endpoint
-	members   *ebpf.Map // memberKey -> 1
-	addresses *ebpf.Map // [16]byte -> address
-	clients   *ebpf.Map // clientKey -> client
-	recent    *ebpf.Map // cookie of a socket modulo the size -> recentPeer
-	peers     *ebpf.Map // cookie of a socket that is not in recent -> peer
-	flows     *ebpf.Map // flowKey -> peer
-	// namespaces has the number of flows of each network namespace, by a hash of its cookie.
-	namespaces *ebpf.Map // uint32 -> uint64
-	counters   *ebpf.Map // uint32 -> uint64
-	// connections has an entry for each Service port to which a connection was translated.
-	connections *ebpf.Map // serviceID -> uint64
-}
+// bpfMaps holds the maps by their names in programs.c, which are those of their files.
+type bpfMaps map[string]*ebpf.Map
 
-// mapFile is one of the maps, the name of its file, and how many entries it may have. The rest of its
-// declaration is in programs.c.
-type mapFile struct {
-	name    string
-	m       **ebpf.Map
-	entries uint32
-}
-
-func (m *bpfMaps) files(c *Config) []mapFile {
-	return []mapFile{
-		{"frontends", &m.frontends, maxFrontends},
-		{"endpoints", &m.endpoints, uint32(c.endpoints)},
-		{"members", &m.members, uint32(c.endpoints)},
-		{"addresses", &m.addresses, maxAddresses},
-		{"clients", &m.clients, uint32(c.clients)},
-		{"recent", &m.recent, c.recentSize()},
-		{"peers", &m.peers, uint32(c.connections)},
-		{"flows", &m.flows, uint32(c.connections)},
-		// Its size depends on that of flows: if flows must be replaced, so must the numbers.
-		{"namespaces", &m.namespaces, uint32(maxNamespaces + c.connections)},
-		{connectionsFile, &m.connections, maxFrontends},
-		{"counters", &m.counters, counterCount},
+// entries returns the number of entries that each map may have.
+func (c *Config) entries() map[string]uint32 {
+	return map[string]uint32{
+		"frontends": maxFrontends,          // frontendKey -> frontendValue
+		"endpoints": uint32(c.endpoints),   // slotKey -> endpoint
+		"members":   uint32(c.endpoints),   // memberKey -> 1
+		"addresses": maxAddresses,          // [16]byte -> address
+		"clients":   uint32(c.clients),     // clientKey -> client
+		"recent":    c.recentSize(),        // cookie of a socket modulo the size -> recentPeer
+		"peers":     uint32(c.connections), // cookie of a socket that is not in recent -> peer
+		"flows":     uint32(c.connections), // flowKey -> peer
+		// The number of flows of each network namespace, by a hash of its cookie. The size depends on that
+		// of flows: if flows must be replaced, so must the numbers.
+		"namespaces":    uint32(maxNamespaces + c.connections),
+		connectionsFile: maxFrontends, // serviceID -> number of translated connections
+		"counters":      counterCount, // counterNode or counterPods -> number of translated connections
 	}
 }
 
@@ -212,22 +193,22 @@ func (c *Config) recentSize() uint32 {
 
 // open opens the maps that an earlier process left. It creates maps that are missing or have
 // another layout or size, without a file yet.
-func (m *bpfMaps) open(c *Config, specs map[string]*ebpf.MapSpec) error {
-	for _, f := range m.files(c) {
-		spec := specs[f.name]
-		spec.Name, spec.MaxEntries = "proxier_"+f.name[:min(len(f.name), 7)], f.entries
-		found, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, f.name), nil)
+func (m bpfMaps) open(c *Config, specs map[string]*ebpf.MapSpec) error {
+	for name, entries := range c.entries() {
+		spec := specs[name]
+		spec.Name, spec.MaxEntries = "proxier_"+name[:min(len(name), 7)], entries
+		found, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, name), nil)
 		if err == nil && spec.Compatible(found) == nil {
-			*f.m = found
+			m[name] = found
 			continue
 		}
 		if err == nil {
 			found.Close()
-			c.Log.Warn("socketlb: replacing a map that has another layout or size", "map", f.name)
+			c.Log.Warn("socketlb: replacing a map that has another layout or size", "map", name)
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			c.Log.Warn("socketlb: replacing a map that cannot be opened", "map", f.name, "error", err)
+			c.Log.Warn("socketlb: replacing a map that cannot be opened", "map", name, "error", err)
 		}
-		if *f.m, err = ebpf.NewMap(spec); err != nil {
+		if m[name], err = ebpf.NewMap(spec); err != nil {
 			return err
 		}
 	}
@@ -236,26 +217,25 @@ func (m *bpfMaps) open(c *Config, specs map[string]*ebpf.MapSpec) error {
 
 // pin makes each map's file refer to the map that is in use. It deletes files of maps that only
 // another version has.
-func (m *bpfMaps) pin(c *Config) error {
+func (m bpfMaps) pin(c *Config) error {
 	if err := os.Mkdir(c.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("socketlb: cannot create the folder of the maps: %w", err)
 	}
-	for _, f := range m.files(c) {
-		path := filepath.Join(c.Dir, f.name)
-		if m.pinned(path, *f.m) {
+	for name, want := range m {
+		path := filepath.Join(c.Dir, name)
+		if pinned(path, want) {
 			continue
 		}
 		// Without Unpin, Pin does nothing for a map that had this file before.
-		if err := errors.Join((*f.m).Unpin(), replaceFile(path, (*f.m).Pin)); err != nil {
-			return fmt.Errorf("socketlb: cannot pin map %s: %w", f.name, err)
+		if err := errors.Join(want.Unpin(), replaceFile(path, want.Pin)); err != nil {
+			return fmt.Errorf("socketlb: cannot pin map %s: %w", name, err)
 		}
 	}
-	for _, path := range files(c) {
-		name := filepath.Base(path)
-		if slices.Contains(hookNames, name) || slices.ContainsFunc(m.files(c), func(f mapFile) bool { return f.name == name }) {
+	for _, name := range files(c) {
+		if m[name] != nil || slices.Contains(hookNames, name) {
 			continue
 		}
-		if err := os.Remove(path); err != nil {
+		if err := os.Remove(filepath.Join(c.Dir, name)); err != nil {
 			return fmt.Errorf("socketlb: cannot delete the file of a map: %w", err)
 		}
 	}
@@ -263,20 +243,33 @@ func (m *bpfMaps) pin(c *Config) error {
 }
 
 // pinned reports whether the file at path refers to the map want.
-func (m *bpfMaps) pinned(path string, want *ebpf.Map) bool {
+func pinned(path string, want *ebpf.Map) bool {
 	found, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return false
 	}
 	defer found.Close()
-	a, errA := found.Info()
-	b, errB := want.Info()
-	if errA != nil || errB != nil {
-		return false
+	id := mapID(want)
+	return id != 0 && mapID(found) == id
+}
+
+// mapID returns the kernel's number of a map, or 0 after an error.
+func mapID(m *ebpf.Map) ebpf.MapID {
+	info, err := m.Info()
+	if err != nil {
+		return 0
 	}
-	idA, _ := a.ID()
-	idB, _ := b.ID()
-	return idA == idB
+	id, _ := info.ID()
+	return id
+}
+
+// files returns the names of the files of a backend, which may be those of another version.
+func files(c *Config) (names []string) {
+	entries, _ := os.ReadDir(c.Dir) // an error means no folder, or not one that this process may read
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }
 
 // replaceFile calls pin to create a file in a BPF file system. It replaces an existing file
@@ -286,14 +279,6 @@ func replaceFile(path string, pin func(string) error) error {
 		return err
 	}
 	return pin(path)
-}
-
-func (m *bpfMaps) close(c *Config) {
-	for _, f := range m.files(c) {
-		if *f.m != nil {
-			(*f.m).Close()
-		}
-	}
 }
 
 // readMap returns all entries of a hash map.
@@ -319,6 +304,9 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 // putAll writes entries in one call.
 func putAll[K, V any](b *Backend, m *ebpf.Map, keys []K, values []V) error {
 	b.writes += len(keys)
+	if len(keys) == 0 {
+		return nil
+	}
 	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 		return fmt.Errorf("cannot write to map %s: %w", m, err)
 	}

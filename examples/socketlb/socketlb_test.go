@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,11 +42,11 @@ func storedPeer(b *Backend, c net.Conn) (p peer, err error) {
 		var cookie uint64
 		if cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err == nil {
 			var r recentPeer
-			if err = b.maps.recent.Lookup(uint32(cookie)%b.config.recentSize(), &r); err == nil && r.Cookie == cookie {
+			if err = b.maps["recent"].Lookup(uint32(cookie)%b.config.recentSize(), &r); err == nil && r.Cookie == cookie {
 				p = r.Peer
 				return
 			}
-			err = b.maps.peers.Lookup(cookie, &p)
+			err = b.maps["peers"].Lookup(cookie, &p)
 		}
 	})
 	return p, errors.Join(err, cerr)
@@ -282,7 +283,7 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	l.sync()
 	const to = "10.96.0.1:80"
 	clients := func() map[clientKey]client {
-		all := must.Get(readMap[clientKey, client](l.backend.maps.clients))(t)
+		all := must.Get(readMap[clientKey, client](l.backend.maps["clients"]))(t)
 		return all
 	}
 	first := l.server(l.pod, "", to)
@@ -322,7 +323,7 @@ func TestAffinityIsByNetworkNamespace(t *testing.T) {
 	for range 40 {
 		for k, c := range clients() {
 			c.Seen -= uint64(101 * time.Second)
-			must.Do(t, l.backend.maps.clients.Put(k, c))
+			must.Do(t, l.backend.maps["clients"].Put(k, c))
 		}
 		used[l.server(l.pod, "", to)] = true
 	}
@@ -340,19 +341,20 @@ func TestNewProcessTakesOver(t *testing.T) {
 	l.sync()
 	identity := func() string {
 		var ids []string
-		for _, h := range l.backend.hooks {
-			info := must.Get(h.link.Info())(t)
-			ids = append(ids, fmt.Sprint(h.name, info.ID))
+		for _, name := range hookNames {
+			found := must.Get(link.LoadPinnedLink(filepath.Join(l.dir, name), nil))(t)
+			defer found.Close()
+			info := must.Get(found.Info())(t)
+			ids = append(ids, fmt.Sprint(name, info.ID))
 		}
-		for _, f := range l.backend.maps.files(&l.backend.config) {
-			info := must.Get((*f.m).Info())(t)
-			id, _ := info.ID()
-			ids = append(ids, fmt.Sprint(f.name, id))
+		for name, m := range l.backend.maps {
+			ids = append(ids, fmt.Sprint(name, mapID(m)))
 		}
+		slices.Sort(ids)
 		return strings.Join(ids, " ")
 	}
 	was, slots := identity(), func() map[slotKey]endpoint {
-		all := must.Get(readMap[slotKey, endpoint](l.backend.maps.endpoints))(t)
+		all := must.Get(readMap[slotKey, endpoint](l.backend.maps["endpoints"]))(t)
 		return all
 	}
 	before := slots()
@@ -420,24 +422,31 @@ func TestAlterationsAreFoundAndRepaired(t *testing.T) {
 			t.Fatalf("%s is empty", m)
 		}
 	}
-	m := &l.backend.maps
+	m := l.backend.maps
 	for what, tamper := range map[string]func() error{
-		"frontend deleted": func() error { return m.frontends.Delete(endpointOf(netip.MustParseAddrPort("10.96.0.1:80"))) },
+		"frontend deleted": func() error { return m["frontends"].Delete(endpointOf(netip.MustParseAddrPort("10.96.0.1:80"))) },
 		"frontend altered": func() error {
-			return m.frontends.Put(endpointOf(netip.MustParseAddrPort("10.96.0.1:80")), frontendValue{})
+			return m["frontends"].Put(endpointOf(netip.MustParseAddrPort("10.96.0.1:80")), frontendValue{})
 		},
 		"frontend added": func() error {
-			return m.frontends.Put(endpointOf(netip.MustParseAddrPort("10.96.0.9:80")), frontendValue{})
+			return m["frontends"].Put(endpointOf(netip.MustParseAddrPort("10.96.0.9:80")), frontendValue{})
 		},
-		"endpoint deleted": func() error { var k slotKey; first(m.endpoints, &k); return m.endpoints.Delete(k) },
-		"endpoint altered": func() error { var k slotKey; first(m.endpoints, &k); return m.endpoints.Put(k, endpoint{}) },
-		"endpoint added":   func() error { return m.endpoints.Put(slotKey{1, 2, 3}, endpoint{}) },
-		"member deleted":   func() error { var k memberKey; first(m.members, &k); return m.members.Delete(k) },
-		"address deleted":  func() error { var k [16]byte; first(m.addresses, &k); return m.addresses.Delete(k) },
+		"endpoint deleted": func() error { var k slotKey; first(m["endpoints"], &k); return m["endpoints"].Delete(k) },
+		"endpoint altered": func() error { var k slotKey; first(m["endpoints"], &k); return m["endpoints"].Put(k, endpoint{}) },
+		"endpoint added":   func() error { return m["endpoints"].Put(slotKey{1, 2, 3}, endpoint{}) },
+		"member deleted":   func() error { var k memberKey; first(m["members"], &k); return m["members"].Delete(k) },
+		"address deleted":  func() error { var k [16]byte; first(m["addresses"], &k); return m["addresses"].Delete(k) },
 		"map's file gone":  func() error { return os.Remove(filepath.Join(l.dir, "endpoints")) },
 		"link's file gone": func() error { return os.Remove(filepath.Join(l.dir, "connect4")) },
-		"program detached": func() error { return l.backend.hooks[0].link.Detach() },
-		"everything gone":  func() error { return Cleanup(t.Context(), l.config()) },
+		"program detached": func() error {
+			found, err := link.LoadPinnedLink(filepath.Join(l.dir, "connect4"), nil)
+			if err != nil {
+				return err
+			}
+			defer found.Close()
+			return found.Detach()
+		},
+		"everything gone": func() error { return Cleanup(t.Context(), l.config()) },
 		"program replaced": func() error {
 			found, err := link.LoadPinnedLink(filepath.Join(l.dir, "connect6"), nil)
 			if err != nil {
@@ -556,11 +565,11 @@ func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
 func (l *lab) peers() (n int) {
 	l.Helper()
 	m := l.backend.maps
-	hashed := must.Get(readMap[uint64, peer](m.peers))(l)
+	hashed := must.Get(readMap[uint64, peer](m["peers"]))(l)
 	overflow := 0
 	for i := range l.backend.config.recentSize() {
 		var r recentPeer
-		must.Do(l, m.recent.Lookup(i, &r))
+		must.Do(l, m["recent"].Lookup(i, &r))
 		if r.Cookie != 0 {
 			n++
 		}

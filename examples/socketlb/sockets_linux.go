@@ -56,7 +56,8 @@ func (b *Backend) stalePeers(changes []ruleset.Change) map[peer]bool {
 
 // abortStale ends the connected UDP sockets of these peers: no program sees their datagrams. The
 // process gets ECONNABORTED, and its next socket another endpoint. Errors are logged, since an
-// endpoint that is gone must not keep the change from being applied.
+// endpoint that is gone must not keep the change from being applied, and so are open sockets in no network
+// namespace that this process may enter.
 func (b *Backend) abortStale(stale map[peer]bool) {
 	if len(stale) == 0 {
 		return
@@ -70,28 +71,19 @@ func (b *Backend) abortStale(stale map[peer]bool) {
 		b.config.Log.Warn("socketlb: cannot end UDP sockets whose endpoint is gone", "error", err)
 		return
 	}
-	b.reportMissing(stale, sockets, refused)
-}
-
-// reportMissing logs that open sockets are in no network namespace that this process may enter. It
-// logs that once, because every later change would repeat it.
-func (b *Backend) reportMissing(stale map[peer]bool, missing map[uint64]bool, refused error) {
-	if b.missingReported || len(missing) == 0 {
+	if b.missingReported || len(sockets) == 0 {
 		return
 	}
-	open, err := b.connectedTo(stale) // without the sockets that were closed since
-	if err != nil {
+	open, err := b.connectedTo(stale)
+	maps.DeleteFunc(sockets, func(cookie uint64, _ bool) bool { return !open[cookie] }) // closed since
+	if err != nil || len(sockets) == 0 {
 		return
 	}
-	maps.DeleteFunc(missing, func(cookie uint64, _ bool) bool { return !open[cookie] })
-	if len(missing) == 0 {
-		return
-	}
-	b.missingReported = true
+	b.missingReported = true // every later change would repeat it
 	if refused == nil {
 		refused = errors.New("no process in their network namespace is in /proc (hostPID)")
 	}
-	b.config.Log.Warn("socketlb: cannot end UDP sockets in other network namespaces: they stay with the endpoint that is gone", "sockets", len(missing), "error", refused)
+	b.config.Log.Warn("socketlb: cannot end UDP sockets in other network namespaces: they stay with the endpoint that is gone", "sockets", len(sockets), "error", refused)
 }
 
 // connectedTo returns the cookies of the sockets that are connected to one of the peers. The
@@ -114,9 +106,9 @@ func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
 			out[cookie] = true
 		}
 	}
-	recents := make([]recentPeer, b.maps.recent.MaxEntries())
+	recents := make([]recentPeer, b.maps["recent"].MaxEntries())
 	var cursor ebpf.MapBatchCursor
-	n, err := b.maps.recent.BatchLookup(&cursor, make([]uint32, len(recents)), recents, nil)
+	n, err := b.maps["recent"].BatchLookup(&cursor, make([]uint32, len(recents)), recents, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil, err
 	}
@@ -125,7 +117,7 @@ func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
 			note(r.Cookie, r.Peer)
 		}
 	}
-	others, err := readMap[uint64, peer](b.maps.peers)
+	others, err := readMap[uint64, peer](b.maps["peers"])
 	for cookie, p := range others {
 		note(cookie, p)
 	}
@@ -160,16 +152,16 @@ func (b *Backend) abort(cookies map[uint64]bool) (refused, err error) {
 // not enter.
 func (h *host) eachNamespace(f func() error) (refused, failed error) {
 	failed = netns.In(h.ns.File(), f)
+	own, errOwn := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", h.ns.File().Fd()))
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	failed = errors.Join(failed, err)
-	seen := map[uint64]bool{h.inode: true}
+	failed = errors.Join(failed, errOwn, err)
+	seen := map[string]bool{own: true}
 	for _, path := range links {
-		var st unix.Stat_t
-		err := unix.Stat(path, &st)
-		if err == nil && seen[st.Ino] {
+		id, err := os.Readlink(path)
+		if err == nil && seen[id] {
 			continue
 		}
-		seen[st.Ino] = true
+		seen[id] = true
 		entered := false
 		var file *os.File
 		if err == nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
+	"github.com/go-proxier/proxier/ruleset/driver"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -36,7 +37,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 	if b.closed {
 		return nil, errClosed
 	}
-	return traffic(b.maps.connections, maps.Values(b.names))
+	return traffic(b.maps[connectionsFile], maps.Values(maps.Collect(b.names.All())))
 }
 
 // Traffic reads the counters that a [Backend] with the same Config.Dir keeps, in this process or
@@ -96,33 +97,25 @@ func readConnections(m *ebpf.Map) (map[serviceID]uint64, error) {
 	return out, nil
 }
 
-// nameServices updates the names, and deletes the counters of Services that are gone.
-func (b *Backend) nameServices(changes []ruleset.Change, full bool) error {
-	if full {
-		b.names = map[serviceID]tracker.Key{}
+// namesTable returns the table of the Services' names. It deletes the counters of Services that are gone.
+func (b *Backend) namesTable() *driver.Table[serviceID, tracker.Key] {
+	return &driver.Table[serviceID, tracker.Key]{
+		Installed: func(*ruleset.Delta) (iter.Seq2[serviceID, tracker.Key], error) {
+			counted, err := readConnections(b.maps[connectionsFile])
+			return func(yield func(serviceID, tracker.Key) bool) {
+				for id := range counted {
+					if !yield(id, tracker.Key{}) {
+						return
+					}
+				}
+			}, err
+		},
+		Put: func(serviceID, tracker.Key) error { return nil }, // the programs add the counters
+		Delete: func(id serviceID) error {
+			if err := b.maps[connectionsFile].Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			return nil
+		},
 	}
-	counted := map[serviceID]uint64{}
-	for _, c := range changes {
-		if id := idOf(c.Key); c.New != nil {
-			b.names[id] = c.Key
-		} else {
-			delete(b.names, id)
-			counted[id] = 0
-		}
-	}
-	if full {
-		var err error
-		if counted, err = readConnections(b.maps.connections); err != nil {
-			return err
-		}
-	}
-	for id := range counted {
-		if _, ok := b.names[id]; ok {
-			continue
-		}
-		if err := b.maps.connections.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from %s: %w", b.maps.connections, err)
-		}
-	}
-	return nil
 }

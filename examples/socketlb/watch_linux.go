@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 )
 
@@ -51,8 +49,8 @@ func (b *Backend) drift(format string, args ...any) error {
 }
 
 // differs returns an error unless a map has the wanted entries.
-func differs[K, V comparable](b *Backend, name string, m *ebpf.Map, want map[K]V) error {
-	got, err := readMap[K, V](m)
+func differs[K, V comparable](b *Backend, name string, want map[K]V) error {
+	got, err := readMap[K, V](b.maps[name])
 	if err == nil && !maps.Equal(got, want) {
 		err = b.drift("map %s: entries differ from what was written", name)
 	}
@@ -68,9 +66,9 @@ func (b *Backend) check() error {
 			return b.drift("%s: %v", k.name, err)
 		}
 	}
-	for _, f := range b.maps.files(&b.config) {
-		if !b.maps.pinned(filepath.Join(b.config.Dir, f.name), *f.m) {
-			return b.drift("the file of map %s is missing or belongs to another map", f.name)
+	for name, m := range b.maps {
+		if !pinned(filepath.Join(b.config.Dir, name), m) {
+			return b.drift("the file of map %s is missing or belongs to another map", name)
 		}
 	}
 	endpoints := map[slotKey]endpoint{}
@@ -78,10 +76,10 @@ func (b *Backend) check() error {
 		endpoints[keyOfSlot(at)] = e
 	}
 	if err := cmp.Or(
-		differs(b, "frontends", b.maps.frontends, maps.Collect(b.frontends.All())),
-		differs(b, "endpoints", b.maps.endpoints, endpoints),
-		differs(b, "members", b.maps.members, maps.Collect(b.members.All())),
-		differs(b, "addresses", b.maps.addresses, b.addresses),
+		differs(b, "frontends", maps.Collect(b.frontends.All())),
+		differs(b, "endpoints", endpoints),
+		differs(b, "members", maps.Collect(b.members.All())),
+		differs(b, "addresses", b.addresses),
 	); err != nil {
 		return err
 	}
