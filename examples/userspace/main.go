@@ -126,16 +126,13 @@ func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	if err != nil {
 		return err
 	}
-	backend, err := dataplane.New(dataplane.Config{
+	backend := dataplane.New(dataplane.Config{
 		Drain: cmp.Or(*drain, -1), // immediately
 		Log:   log,
 		Algorithm: func(s *ruleset.Port) dataplane.Algorithm {
 			return dataplane.Algorithm(s.Spec.Ext.(settings).balancer)
 		},
 	})
-	if err != nil {
-		return err
-	}
 	cursor := engine.Attach("userspace", backend)
 	if err := w.read(); err != nil {
 		return err

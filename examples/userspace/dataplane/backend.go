@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -41,12 +42,14 @@ type binding struct {
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
 	heard  audience
+	// touched means that the current Apply changed a rule.
+	touched bool
 }
 
+// socket is a listening socket. Accepted connections continue after Close.
 type socket interface {
-	listenTo(audience) error
-	// close closes the socket. Accepted connections continue if possible.
-	close()
+	syscall.Conn
+	io.Closer
 }
 
 // Backend is a data plane in userspace, a [ruleset.Backend]. [New] creates it, and
@@ -88,26 +91,19 @@ func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
 
 // Sockets returns the number of listening sockets in an address family.
 func (b *Backend) Sockets(f tracker.Family) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	n := 0
-	for p, bi := range b.bindings {
-		if bi.socket != nil && tracker.FamilyOf(p.at.Addr()) == f {
+	for p := range b.listening.Range {
+		if tracker.FamilyOf(p.(place).at.Addr()) == f {
 			n++
 		}
 	}
 	return n
 }
 
-// New returns a Backend without sockets. Its error wraps [ErrConfig].
-//
-// New starts no goroutine. Apply opens listening sockets on the thread that calls it, and so
-// in that thread's network namespace.
-func New(c Config) (*Backend, error) {
-	c, err := c.complete()
-	if err != nil {
-		return nil, err
-	}
+// New returns a Backend without sockets. It starts no goroutine. Apply opens listening sockets on the
+// thread that calls it, and so in that thread's network namespace.
+func New(c Config) *Backend {
+	c = c.complete()
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &Backend{
 		config: c, complaints: complaint.NewLog(c.Log), ctx: ctx, cancel: cancel,
@@ -115,7 +111,7 @@ func New(c Config) (*Backend, error) {
 		bindings: map[place]*binding{},
 	}
 	b.connections, b.sessions.all = fairshare.New[*conn](c.MaxConnections), fairshare.New[*session](c.MaxSessions)
-	return b, nil
+	return b
 }
 
 // Apply implements [ruleset.Backend]: it opens, changes and closes sockets. If a Service's
@@ -134,73 +130,57 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return ruleset.ErrNeedFull // the sockets of all Services depend on the node
 	}
 	if d.Full {
-		own, err := b.config.Addresses.Own()
-		if err != nil {
-			return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
-		}
-		b.look(own, d.Node.LocalTraffic)
-		held, err := b.config.Addresses.Held()
-		if err != nil {
-			return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
-		}
-		for a := range b.addresses.All() {
-			if !slices.Contains(held, a) { // another process removed it, or an interface has it
-				b.addresses.Removed(a)
-			}
-		}
-		for _, a := range held {
-			b.addresses.Installed(a)
+		if err := b.look(d.Node.LocalTraffic); err != nil {
+			return err
 		}
 	}
 	changed := b.changed(d)
 	// All rules are known before a socket changes: a place that another Service takes over stays open.
 	var touched []*binding
-	for _, s := range changed {
-		stays := map[place]bool{}
-		for _, f := range s.frontends {
-			stays[f.place] = true
+	touch := func(p place) *binding {
+		bi := b.bindings[p]
+		if bi == nil {
+			bi = &binding{place: p}
+			b.bindings[p] = bi
 		}
+		if !bi.touched {
+			bi.touched, touched = true, append(touched, bi)
+		}
+		return bi
+	}
+	for _, s := range changed {
 		for _, p := range s.places {
-			if bi := b.bindings[p]; bi != nil && !stays[p] {
-				bi.drop(s)
-				touched = append(touched, bi)
-			}
+			touch(p).drop(s)
 		}
 	}
 	for _, s := range changed {
-		if s.next == nil {
-			continue // its connections drain once its sockets are closed
-		}
 		s.balancer.set(methodOf(s.next, b.config.Algorithm(s.next), d.Node))
 		s.set(s.next)
 		s.places = s.places[:0]
 		for _, f := range s.frontends {
 			s.places = append(s.places, f.place)
-			bi := b.bindings[f.place]
-			if bi == nil {
-				bi = &binding{place: f.place}
-				b.bindings[f.place] = bi
-			}
-			bi.rules[orderOf(f.frontend.Kind)] = &rule{s, f.frontend, b.internal}
-			touched = append(touched, bi)
+			touch(f.place).rules[orderOf(f.frontend.Kind)] = &rule{s, f.frontend, b.internal}
 		}
 	}
 	failed := map[tracker.Key]error{}
-	for _, bi := range touched {
-		r, err := b.update(bi)
-		switch {
-		case err == nil:
-		case r.service.next != nil:
-			failed[r.service.key] = errors.Join(failed[r.service.key], err)
-		default: // its external IP is now a NodePort alone
-			b.complain(r, "cannot listen", err)
+	for _, listens := range []bool{false, true} { // close sockets before others are opened
+		for _, bi := range touched {
+			if !bi.touched || cmp.Or(bi.rules[0], bi.rules[1]).listens() != listens {
+				continue
+			}
+			bi.touched = false
+			r, err := b.update(bi)
+			switch {
+			case err == nil:
+			case r.service.next != nil:
+				failed[r.service.key] = errors.Join(failed[r.service.key], err)
+			default: // its external IP is now a NodePort alone
+				b.complain(r, "cannot listen", err)
+			}
 		}
 	}
 	for _, s := range changed {
-		if s.next == nil {
-			gone := *s.now.Load() // with its pools, for connections that were accepted before
-			gone.Endpoints = nil
-			s.set(&gone)
+		if len(s.frontends) == 0 {
 			delete(b.services, s.key)
 		}
 		s.next, s.frontends = nil, nil
@@ -239,7 +219,9 @@ func (b *Backend) changed(d *ruleset.Delta) (out []*service) {
 		case len(frontends) == 0 && s == nil:
 			return
 		case len(frontends) == 0:
-			now = nil
+			gone := *s.now.Load() // with its pools, for connections that were accepted before
+			gone.Endpoints = nil
+			now = &gone
 		case s == nil:
 			s = newService(k, b.config.Drain)
 			b.services[k] = s
@@ -257,19 +239,12 @@ func (b *Backend) changed(d *ruleset.Delta) (out []*service) {
 			}
 		}
 	}
-	// Services that have sockets come first, and then the oldest.
-	rank := func(s *service) int {
-		switch {
-		case s.next == nil:
-			return 2
-		case s.now.Load() == nil:
+	slices.SortFunc(out, func(a, b *service) int {
+		if x, y := a.now.Load() != nil, b.now.Load() != nil; x != y {
+			if x {
+				return -1
+			}
 			return 1
-		}
-		return 0
-	}
-	slices.SortStableFunc(out, func(a, b *service) int {
-		if d := cmp.Compare(rank(a), rank(b)); d != 0 || a.next == nil {
-			return d
 		}
 		return cmp.Or(a.next.Spec.CompareAge(b.next.Spec), a.key.Compare(b.key))
 	})
@@ -321,16 +296,12 @@ func (b *Backend) Check(context.Context) error {
 	case b.internal == nil:
 		return nil
 	}
-	own, err := b.config.Addresses.Own()
+	own, held, err := b.addressesOfNode()
 	if err != nil {
-		return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
+		return err
 	}
-	if own = usable(own); !slices.Equal(own, b.internal.own) {
+	if !slices.Equal(own, b.internal.own) {
 		return fmt.Errorf("dataplane: the node's addresses changed: %w", ruleset.ErrNeedFull)
-	}
-	held, err := b.config.Addresses.Held()
-	if err != nil {
-		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
 	}
 	for a := range b.addresses.All() {
 		if !slices.Contains(held, a) && !slices.Contains(own, a) {
@@ -338,6 +309,17 @@ func (b *Backend) Check(context.Context) error {
 		}
 	}
 	return nil
+}
+
+// addressesOfNode returns the node's own addresses that a socket can use, sorted, and the held addresses.
+func (b *Backend) addressesOfNode() (own, held []netip.Addr, err error) {
+	if own, err = b.config.Addresses.Own(); err == nil {
+		held, err = b.config.Addresses.Held()
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("dataplane: %w", err)
+	}
+	return usable(own), held, nil
 }
 
 // usable returns the addresses that a socket can use, sorted.
@@ -353,15 +335,25 @@ func usable(own []netip.Addr) (out []netip.Addr) {
 	return slices.Compact(out)
 }
 
-// look stores the node's own addresses and the rules that identify pods. It does nothing if they
-// are as before, so that rules stay equal.
-func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) {
-	n := &internalTraffic{pods: pods, own: usable(own)}
-	if b.internal != nil && slices.Equal(b.internal.own, n.own) && b.internal.pods.Bridge == pods.Bridge &&
-		b.internal.pods.InterfacePrefix == pods.InterfacePrefix && slices.Equal(b.internal.pods.CIDRs, pods.CIDRs) {
-		return
+// look stores the node's own addresses and the ranges of pods, and which addresses are held. If own addresses and pods
+// are as before, rules stay equal.
+func (b *Backend) look(pods ruleset.LocalTraffic) error {
+	own, held, err := b.addressesOfNode()
+	if err != nil {
+		return err
 	}
-	b.internal = n
+	if n := b.internal; n == nil || !slices.Equal(n.own, own) || !slices.Equal(n.pods.CIDRs, pods.CIDRs) {
+		b.internal = &internalTraffic{pods: pods, own: own}
+	}
+	for a := range b.addresses.All() {
+		if !slices.Contains(held, a) { // another process removed it, or an interface has it
+			b.addresses.Removed(a)
+		}
+	}
+	for _, a := range held {
+		b.addresses.Installed(a)
+	}
+	return nil
 }
 
 // orderOf returns the place of a frontend's rule among the rules of a binding.
@@ -418,7 +410,7 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		if who.equal(bi.heard) {
 			return nil
 		}
-		if err := bi.socket.listenTo(who); err != nil {
+		if err := setAudience(bi.socket, who); err != nil {
 			return fmt.Errorf("cannot change the socket filter of %s: %w", bi.at, err)
 		}
 		bi.heard = who
@@ -450,7 +442,7 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 // unlisten closes the socket of a place, if it has one.
 func (b *Backend) unlisten(bi *binding) {
 	if bi.socket != nil {
-		bi.socket.close()
+		bi.socket.Close()
 		bi.socket = nil
 		b.listening.Delete(bi.place)
 		b.config.Sockets.Give()
@@ -490,7 +482,7 @@ func (b *Backend) release() {
 
 // Shutdown closes the listening sockets, waits until all connections have ended or ctx is
 // done, resets the remaining connections, and releases all addresses. It returns ctx's error
-// if it reset a connection. Further calls do nothing.
+// if ctx was done first. Further calls do nothing.
 func (b *Backend) Shutdown(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -501,23 +493,13 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	for _, bi := range b.bindings {
 		b.unlisten(bi)
 	}
-	ended := make(chan struct{})
-	go func() {
-		b.running.Wait()
-		close(ended)
-	}()
+	stop := context.AfterFunc(ctx, b.cancel) // resets every connection
+	b.running.Wait()
 	var err error
-	select {
-	case <-ended:
-	default:
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
+	if !stop() {
+		err = ctx.Err()
 	}
-	b.cancel() // resets every connection
-	<-ended
+	b.cancel()
 	for p := range b.bindings {
 		b.addresses.Release(p, p.at.Addr())
 	}

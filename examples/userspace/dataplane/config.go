@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -84,9 +84,6 @@ type Addresses interface {
 // attempts is the most endpoints to try for one connection.
 const attempts = 3
 
-// ErrConfig is wrapped by all errors of [New].
-var ErrConfig = errors.New("dataplane: bad configuration")
-
 // ErrTooManySockets is wrapped by the error of a Service that would need more sockets than
 // [Config].Sockets allows.
 var ErrTooManySockets = errors.New("dataplane: too many listening sockets")
@@ -94,11 +91,8 @@ var ErrTooManySockets = errors.New("dataplane: too many listening sockets")
 // ErrClosed is returned by [Backend.Apply] after [Backend.Shutdown].
 var ErrClosed = errors.New("dataplane: closed")
 
-// complete checks c and sets its defaults.
-func (c Config) complete() (Config, error) {
-	if min(c.DialTimeout, c.UDPTimeout) < 0 || min(c.MaxConnections, c.MaxSessions) < 0 {
-		return c, fmt.Errorf("%w: a limit or timeout is negative", ErrConfig)
-	}
+// complete sets the defaults.
+func (c Config) complete() Config {
 	if c.Algorithm == nil {
 		c.Algorithm = func(*ruleset.Port) Algorithm { return WeightedRoundRobin }
 	}
@@ -125,10 +119,8 @@ func (c Config) complete() (Config, error) {
 	c.UDPTimeout = cmp.Or(c.UDPTimeout, time.Minute)
 	c.MaxConnections = cmp.Or(c.MaxConnections, 20000)
 	c.MaxSessions = cmp.Or(c.MaxSessions, 5000)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	return c, nil
+	c.Log = backendconf.Log(c.Log)
+	return c
 }
 
 // noLimit implements [Allowance] without a limit.

@@ -3,8 +3,7 @@
 // kube-proxy's former userspace mode. It uses only the library's exported API, as a third
 // party would.
 //
-//	b, err := dataplane.New(dataplane.Config{Addresses: addresses})
-//	...
+//	b := dataplane.New(dataplane.Config{Addresses: addresses})
 //	cursor := engine.Attach("userspace", b)
 //	...
 //	b.Shutdown(ctx)

@@ -42,11 +42,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	backend, err := dataplane.New(dataplane.Config{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	backend := dataplane.New(dataplane.Config{})
 	cursor := engine.Attach("userspace", backend)
 	t.SetService(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},

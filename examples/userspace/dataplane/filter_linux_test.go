@@ -160,7 +160,7 @@ func TestSocketWithoutFilterAnswersAll(t *testing.T) {
 	for bi := range w.backend.bindings {
 		s := w.backend.bindings[bi].socket
 		for _, l := range [][]netip.Prefix{list, list[:1000]} {
-			if err := s.listenTo(audience{l}); err != nil {
+			if err := setAudience(s, audience{l}); err != nil {
 				t.Error(err)
 			}
 		}

@@ -43,7 +43,7 @@ func newWorld(t *testing.T, c Config) *world {
 	t.Helper()
 	w := &world{t: t, slices: map[string]int{}, namespace: "ns"}
 	w.tracker = must.Get(tracker.New(tracker.Config{}))(t)
-	w.backend = must.Get(New(c))(t)
+	w.backend = New(c)
 	t.Cleanup(func() {
 		done, cancel := context.WithCancel(context.Background())
 		cancel()

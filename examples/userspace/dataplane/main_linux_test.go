@@ -67,7 +67,7 @@ func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 	d := newDialer(tb, env)
 	c.Addresses, c.Dial = addresses, d.dial
 	c.Log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	b := must.Get(New(c))(tb)
+	b := New(c)
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 		defer cancel()

@@ -26,10 +26,7 @@ func control(at netip.Addr, who audience) func(network, address string, c syscal
 }
 
 // setAudience changes the audience of a listening socket. Accepted connections stay.
-func setAudience(s interface {
-	syscall.Conn
-}, who audience,
-) error {
+func setAudience(s syscall.Conn, who audience) error {
 	c, err := s.SyscallConn()
 	if err != nil {
 		return err

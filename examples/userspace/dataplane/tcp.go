@@ -17,19 +17,13 @@ import (
 	"github.com/go-proxier/proxier/internal/fairshare"
 )
 
-// tcpSocket accepts the connections of a place.
-type tcpSocket struct{ l *net.TCPListener }
-
-func (s *tcpSocket) listenTo(who audience) error { return setAudience(s.l, who) }
-func (s *tcpSocket) close()                      { s.l.Close() }
-
 func (b *Backend) listenTCP(lc *net.ListenConfig, bi *binding) (socket, error) {
 	l, err := lc.Listen(b.ctx, "tcp", bi.at.String())
 	if err != nil {
 		return nil, err
 	}
-	s := &tcpSocket{l.(*net.TCPListener)}
-	b.running.Go(func() { b.accept(s.l, bi) })
+	s := l.(*net.TCPListener)
+	b.running.Go(func() { b.accept(s, bi) })
 	return s, nil
 }
 

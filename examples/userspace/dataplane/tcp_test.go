@@ -409,14 +409,3 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 		t.Errorf("Apply after Shutdown: %v", err)
 	}
 }
-
-func TestInvalidConfigIsRejected(t *testing.T) {
-	t.Parallel()
-	for _, c := range []Config{
-		{DialTimeout: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxSessions: -1},
-	} {
-		if _, err := New(c); !errors.Is(err, ErrConfig) {
-			t.Errorf("%+v: %v", c, err)
-		}
-	}
-}

@@ -29,17 +29,16 @@ var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 type udpSocket struct {
 	backend *Backend
 	binding *binding
-	conn    *net.UDPConn
+	*net.UDPConn
 	// clients holds the current session of each client. ended reports that the socket is
 	// closed and gets no new sessions. sessions.mu guards both.
 	clients map[netip.AddrPort]*session
 	ended   bool
 }
 
-func (u *udpSocket) listenTo(who audience) error { return setAudience(u.conn, who) }
-
-func (u *udpSocket) close() {
-	u.conn.Close()
+// Close closes the socket and ends its sessions.
+func (u *udpSocket) Close() error {
+	err := u.UDPConn.Close()
 	all := &u.backend.sessions
 	all.mu.Lock()
 	u.ended = true
@@ -53,6 +52,7 @@ func (u *udpSocket) close() {
 	for _, s := range mine {
 		s.end()
 	}
+	return err
 }
 
 func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
@@ -60,7 +60,7 @@ func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &udpSocket{backend: b, binding: bi, conn: c.(*net.UDPConn), clients: map[netip.AddrPort]*session{}}
+	u := &udpSocket{backend: b, binding: bi, UDPConn: c.(*net.UDPConn), clients: map[netip.AddrPort]*session{}}
 	b.running.Go(u.receive)
 	return u, nil
 }
@@ -69,7 +69,7 @@ func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
 func (u *udpSocket) receive() {
 	for {
 		// A socket takes a buffer only to read: most sockets wait most of the time.
-		err := readable(u.conn)
+		err := readable(u.UDPConn)
 		if err == nil {
 			err = u.forward()
 		}
@@ -84,7 +84,7 @@ func (u *udpSocket) receive() {
 func (u *udpSocket) forward() error {
 	buf := buffers.Get().(*[maxDatagram]byte)
 	defer buffers.Put(buf)
-	n, from, err := u.conn.ReadFromUDPAddrPort(buf[:])
+	n, from, err := u.ReadFromUDPAddrPort(buf[:])
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (s *session) pass() error {
 	}
 	s.used()
 	// A client that cannot be reached does not affect the session.
-	_, _ = s.socket.conn.WriteToUDPAddrPort(buf[:n], s.client)
+	_, _ = s.socket.WriteToUDPAddrPort(buf[:n], s.client)
 	return nil
 }
 

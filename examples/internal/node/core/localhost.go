@@ -51,8 +51,7 @@ func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 	for _, f := range families {
 		own = append(own, config.Loopback(f))
 	}
-	var err error
-	l.plane, err = userspace.New(userspace.Config{
+	l.plane = userspace.New(userspace.Config{
 		Addresses: own,
 		Serves: func(f *ruleset.Frontend, p v1.Protocol, at netip.AddrPort) bool {
 			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
@@ -61,9 +60,6 @@ func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 		Refused: func(p v1.Protocol, at netip.AddrPort) { l.metrics.Rejected(tracker.FamilyOf(at.Addr()), p) },
 		Log:     log,
 	})
-	if err != nil {
-		return err
-	}
 	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
 	l.cursor = a.Engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	a.localhost, p.close = l, closing(l.close)

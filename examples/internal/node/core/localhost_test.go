@@ -35,7 +35,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	l := &localhost{complaints: complaint.NewLog(slog.New(slog.NewTextHandler(&logged, nil)))}
 	serves := func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
-	l.plane = must.Get(userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves}))(t)
+	l.plane = userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves})
 	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
 	cursor := engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)

@@ -115,10 +115,7 @@ func openUserspace(s Settings) (Plane, error) {
 		s.Log.Warn("without CAP_NET_BIND_SERVICE, low ports are not served", "below", p.first, "sysctl", "net.ipv4.ip_unprivileged_port_start")
 	}
 	c.Sockets, c.MaxConnections, c.MaxSessions = s.Limits, s.Limits.Connections, s.Limits.Sessions
-	if p.Backend, err = userspace.New(c); err != nil {
-		own.Close()
-		return Plane{}, err
-	}
+	p.Backend = userspace.New(c)
 	return Plane{Backend: p, Powerless: !p.adds}, nil
 }
 
