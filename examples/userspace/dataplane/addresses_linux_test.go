@@ -130,11 +130,6 @@ func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	if _, err := other.Read(buf); err != nil {
 		t.Errorf("a connection through another address: %v", err)
 	}
-	must.Do(t, w.Do(func() error {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		b.Shutdown(ctx)
-		return nil
-	}))
+	must.Do(t, w.Do(b.Close))
 	held()
 }

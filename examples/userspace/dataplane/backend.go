@@ -509,6 +509,14 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	return err
 }
 
+// Close resets all connections and releases all addresses. It returns nil.
+func (b *Backend) Close() error {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = b.Shutdown(now)
+	return nil
+}
+
 // Traffic implements [dataplane.TrafficReader]. It returns the numbers of TCP connections and
 // UDP sessions of each Service port in this process. Connections that no endpoint accepted do
 // not count.

@@ -162,10 +162,7 @@ func (b *balancer) choose(t ruleset.Target, pool []*tracker.Endpoint, client net
 	case b.hash == tracker.HashSourcePort:
 		return b.hashed(t, pool, maglev.HashAddrPort(b.seed, client))
 	case b.algorithm == LeastConnections:
-		if best := b.lightest(pool); len(best) != 0 {
-			return best[rand.IntN(len(best))]
-		}
-		return nil
+		return b.lightest(pool)
 	}
 	return b.inTurn(t, pool)
 }
@@ -198,27 +195,27 @@ func (b *balancer) hashed(target ruleset.Target, pool []*tracker.Endpoint, hash 
 	return pool[t.Find(hash)]
 }
 
-// lightest returns the endpoints with the fewest connections for their weight. It counts the new
+// lightest returns a random one of the endpoints with the fewest connections for their weight. It counts the new
 // connection too: otherwise an idle endpoint of weight 1 would equal an idle one of weight 100.
-func (b *balancer) lightest(pool []*tracker.Endpoint) (best []*tracker.Endpoint) {
-	var least uint64 // the connections of best[0]
+func (b *balancer) lightest(pool []*tracker.Endpoint) (best *tracker.Endpoint) {
+	var least uint64 // the connections of best
+	equal := 0       // the endpoints that are as good as best
 	for _, ep := range pool {
 		if ep.Weight == 0 {
 			continue
 		}
 		n := uint64(b.load(ep.Addr) + 1)
-		if len(best) != 0 {
-			switch mine, others := n*uint64(best[0].Weight), least*uint64(ep.Weight); {
+		if best != nil {
+			switch mine, others := n*uint64(best.Weight), least*uint64(ep.Weight); {
 			case mine > others:
 				continue
 			case mine < others:
-				best = best[:0]
+				equal = 0
 			}
 		}
-		if len(best) == 0 {
-			least = n
+		if equal++; rand.IntN(equal) == 0 {
+			best, least = ep, n
 		}
-		best = append(best, ep)
 	}
 	return best
 }

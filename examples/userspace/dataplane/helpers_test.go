@@ -44,11 +44,7 @@ func newWorld(t *testing.T, c Config) *world {
 	w := &world{t: t, slices: map[string]int{}, namespace: "ns"}
 	w.tracker = must.Get(tracker.New(tracker.Config{}))(t)
 	w.backend = New(c)
-	t.Cleanup(func() {
-		done, cancel := context.WithCancel(context.Background())
-		cancel()
-		w.backend.Shutdown(done)
-	})
+	t.Cleanup(func() { w.backend.Close() })
 	w.follow(ruleset.Config{})
 	w.tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	return w

@@ -17,13 +17,10 @@ import (
 // include/uapi/linux/rtnetlink.h; the kernel does not interpret numbers from 4 on).
 const Protocol netlink.RouteProtocol = 112
 
-// ErrClosed is returned after [Addresses.Close].
-var ErrClosed = errors.New("vip: closed")
-
 // Addresses adds addresses to one network namespace. It is not safe for concurrent use.
 type Addresses struct {
-	nl *netlink.Handle // nil if closed
-	lo int             // the index of the loopback interface
+	nl *netlink.Handle
+	lo int // the index of the loopback interface
 }
 
 // New returns Addresses for the calling thread's network namespace. Any thread may use it.
@@ -41,20 +38,11 @@ func New() (*Addresses, error) {
 	return &Addresses{nl, lo.Attrs().Index}, nil
 }
 
-// Close closes the netlink socket. Held addresses stay.
-func (a *Addresses) Close() error {
-	if a.nl != nil {
-		a.nl.Close()
-		a.nl = nil
-	}
-	return nil
-}
+// Close closes the netlink socket. Held addresses stay. No other method may be called afterwards.
+func (a *Addresses) Close() { a.nl.Close() }
 
 // Own returns the addresses of all interfaces.
 func (a *Addresses) Own() ([]netip.Addr, error) {
-	if a.nl == nil {
-		return nil, ErrClosed
-	}
 	var out []netip.Addr
 	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -77,7 +65,7 @@ func (a *Addresses) Permitted() error {
 // Local reports whether the node treats x as one of its own addresses: an interface has it, it
 // is held, or it is in a range with a local route. It needs no privileges.
 func (a *Addresses) Local(x netip.Addr) bool {
-	if a.nl == nil || !x.IsValid() {
+	if !x.IsValid() {
 		return false
 	}
 	routes, err := a.nl.RouteGet(net.IP(x.Unmap().AsSlice()))
@@ -96,9 +84,6 @@ func (a *Addresses) Release(x netip.Addr) error {
 
 // change adds or deletes the route of an address. It returns nil instead of the error done.
 func (a *Addresses) change(verb string, change func(*netlink.Route) error, x netip.Addr, done error) error {
-	if a.nl == nil {
-		return ErrClosed
-	}
 	x = x.Unmap()
 	if !x.IsValid() || x.Zone() != "" || x.IsUnspecified() || x.IsMulticast() {
 		return fmt.Errorf("vip: cannot hold %s: not a plain unicast address", x)
@@ -119,9 +104,6 @@ func (a *Addresses) change(verb string, change func(*netlink.Route) error, x net
 
 // Held returns the addresses that this process or an earlier process holds.
 func (a *Addresses) Held() ([]netip.Addr, error) {
-	if a.nl == nil {
-		return nil, ErrClosed
-	}
 	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: Protocol}
 	const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
 	var out []netip.Addr

@@ -69,9 +69,7 @@ func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 // close resets all connections.
 func (l *localhost) close() {
 	l.retry.Stop()
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	_ = l.plane.Shutdown(now) // returns now's error if there were connections
+	l.plane.Close()
 }
 
 // apply applies a delta. It counts and logs the Service ports that failed.

@@ -108,7 +108,7 @@ func openUserspace(s Settings) (Plane, error) {
 	p := &userspacePlane{addresses: own, adds: own.Permitted() == nil, first: firstPort(), keep: func(ctx context.Context) { keepConnections(ctx, s) }}
 	c := userspace.Config{Addresses: own, Serves: p.serves, Dial: s.Dial, Log: s.Log}
 	if !p.adds {
-		c.Addresses = &presentAddresses{own: own, held: map[netip.Addr]bool{}}
+		c.Addresses = &presentAddresses{own, map[netip.Addr]bool{}}
 		s.Log.Warn("without CAP_NET_ADMIN, only addresses that the node already has are served: NodePorts, and cluster, external and load-balancer IPs with a local route (ip route add local CIDR dev lo)")
 	}
 	if p.first > 1 {
@@ -146,26 +146,24 @@ func (p *userspacePlane) serves(f *ruleset.Frontend, _ v1.Protocol, at netip.Add
 
 // Close resets all connections and removes the addresses of Services from the node.
 func (p *userspacePlane) Close() error {
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	_ = p.Shutdown(now) // returns now's error if there were connections
-	return p.addresses.Close()
+	defer p.addresses.Close()
+	return p.Backend.Close()
 }
 
 // presentAddresses implements [userspace.Addresses] for a process that cannot add addresses.
 // Only addresses that the node has must be held.
 type presentAddresses struct {
-	own  *vip.Addresses
+	*vip.Addresses
 	held map[netip.Addr]bool
 }
 
-func (p *presentAddresses) Own() ([]netip.Addr, error) { return p.own.Own() }
-
+// Hold notes an address.
 func (p *presentAddresses) Hold(a netip.Addr) error {
 	p.held[a] = true
 	return nil
 }
 
+// Release forgets an address.
 func (p *presentAddresses) Release(a netip.Addr) error {
 	delete(p.held, a)
 	return nil
@@ -175,7 +173,7 @@ func (p *presentAddresses) Release(a netip.Addr) error {
 func (p *presentAddresses) Held() ([]netip.Addr, error) {
 	var out []netip.Addr
 	for a := range p.held {
-		if p.own.Local(a) {
+		if p.Local(a) {
 			out = append(out, a)
 		}
 	}
