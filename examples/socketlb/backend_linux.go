@@ -75,10 +75,7 @@ var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
 // missing requirement, wraps [ruleset.ErrConfig], or is another error after which the
 // caller may retry.
 func New(ctx context.Context, c Config) (_ *Backend, err error) {
-	if c, err = c.withDefaults(); err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
+	if c, err = c.withDefaults(ctx); err != nil {
 		return nil, err
 	}
 	if c.Cgroup == "" {

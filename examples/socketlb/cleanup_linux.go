@@ -16,11 +16,8 @@ import (
 // Translated connections continue. The error wraps [ruleset.ErrConfig], or is the kernel's
 // or ctx's error.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
+	c, err := c.withDefaults(ctx)
 	if err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
 		return err
 	}
 	var errs []error
@@ -46,9 +43,6 @@ func Cleanup(ctx context.Context, c Config) error {
 // Owned reports whether files exist that [Cleanup] with the same configuration would delete.
 // The error wraps [ruleset.ErrConfig], or is ctx's error.
 func Owned(ctx context.Context, c Config) (bool, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return false, err
-	}
-	return len(files(&c)) != 0, ctx.Err()
+	c, err := c.withDefaults(ctx)
+	return err == nil && len(files(&c)) != 0, err
 }

@@ -2,6 +2,7 @@ package socketlb
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -68,8 +69,8 @@ const (
 )
 
 // withDefaults returns c with defaults for the fields that are not set, or an error
-// that wraps [ruleset.ErrConfig].
-func (c Config) withDefaults() (Config, error) {
+// that wraps [ruleset.ErrConfig] or is ctx's.
+func (c Config) withDefaults(ctx context.Context) (Config, error) {
 	if c.Dir == "" {
 		c.Dir = DefaultDir
 	}
@@ -92,5 +93,5 @@ func (c Config) withDefaults() (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("socketlb: %w", err)
 	}
-	return c, nil
+	return c, ctx.Err()
 }

@@ -54,13 +54,19 @@ func (e endpoint) String() string {
 	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr).Unmap(), binary.BigEndian.Uint16(e.Port[:])).String()
 }
 
+// anyAddr returns the address of the key of a NodePort.
+func anyAddr(v4 bool) netip.Addr {
+	if v4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // keyOf returns the key of a frontend of the Service port k.
 func keyOf(f *ruleset.Frontend, k tracker.Key) frontendKey {
 	addr := f.Addr
 	if f.Kind == ruleset.KindNodePort {
-		if addr = netip.IPv4Unspecified(); k.Family == tracker.IPv6 {
-			addr = netip.IPv6Unspecified()
-		}
+		addr = anyAddr(k.Family == tracker.IPv4)
 	}
 	out := endpointOf(netip.AddrPortFrom(addr, f.Port))
 	if k.Protocol == v1.ProtocolUDP {

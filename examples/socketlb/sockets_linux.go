@@ -86,23 +86,14 @@ func (b *Backend) abortStale(stale map[peer]bool) {
 	b.config.Log.Warn("socketlb: cannot end UDP sockets in other network namespaces: they stay with the endpoint that is gone", "sockets", len(sockets), "error", refused)
 }
 
-// connectedTo returns the cookies of the sockets that are connected to one of the peers. The
-// address of a NodePort in a peer is not the node's address that the socket was connected to, so
-// only its port is compared.
+// connectedTo returns the cookies of the sockets that are connected to one of the peers. In stale the address of a
+// NodePort is that of its frontendKey.
 func (b *Backend) connectedTo(stale map[peer]bool) (map[uint64]bool, error) {
-	type atPort struct {
-		port     [2]byte
-		endpoint endpoint
-	}
-	nodePorts := map[atPort]bool{}
-	for p := range stale {
-		if netip.AddrFrom16(p.Service.Addr).Unmap().IsUnspecified() {
-			nodePorts[atPort{p.Service.Port, p.Endpoint}] = true
-		}
-	}
 	out := map[uint64]bool{}
 	note := func(cookie uint64, p peer) {
-		if p.Service.Protocol == unix.IPPROTO_UDP && (stale[p] || nodePorts[atPort{p.Service.Port, p.Endpoint}]) {
+		anywhere := p
+		anywhere.Service.Addr = anyAddr(netip.AddrFrom16(p.Service.Addr).Is4In6()).As16()
+		if stale[p] || stale[anywhere] {
 			out[cookie] = true
 		}
 	}

@@ -45,10 +45,7 @@ func (b *Backend) Traffic(ctx context.Context) (*dataplane.Traffic, error) {
 // Services, so the result has the names of the given Service ports. The error wraps
 // [dataplane.ErrNoRules] if there is no backend.
 func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*dataplane.Traffic, error) {
-	c, err := c.withDefaults()
-	if err == nil {
-		err = ctx.Err()
-	}
+	c, err := c.withDefaults(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -284,7 +284,7 @@ func (a *apply) put(lb LoadBalancer) error {
 			return nil
 		case err == nil: // HNS 15.4 accepts and does nothing (kubernetes/kubernetes#131466)
 		case !errors.Is(err, ErrNotImplemented):
-			return a.config.failed(Modify, lb, a.wrote(err))
+			return a.config.failed("modify", lb, a.wrote(err))
 		}
 		a.backend.replaces = true
 		a.config.Log.Warn("this version of Windows cannot modify load balancers: changed ones are deleted and created, which interrupts their Services for a moment")
@@ -294,7 +294,7 @@ func (a *apply) put(lb LoadBalancer) error {
 	}
 	made, err := a.config.HNS.CreateLoadBalancer(lb)
 	if err != nil {
-		return a.config.failed(Create, lb, a.wrote(err))
+		return a.config.failed("create", lb, a.wrote(err))
 	}
 	lb.ID = made.ID
 	a.setLB(lb)
@@ -305,7 +305,7 @@ func (a *apply) put(lb LoadBalancer) error {
 func (a *apply) deleteLoadBalancer(f Frontend) error {
 	if lb, ok := a.lbs[f]; ok {
 		if err := a.config.HNS.DeleteLoadBalancer(lb.ID); err != nil && !errors.Is(err, ErrNotFound) {
-			return a.config.failed(Delete, lb, a.wrote(err))
+			return a.config.failed("delete", lb, a.wrote(err))
 		}
 	}
 	a.deleteLB(f)

@@ -447,7 +447,7 @@ func TestFailedWriteNamesThePurpose(t *testing.T) {
 		c := newCluster(t)
 		c.config.ForwardHealthCheckVIP, c.config.RootEndpoint, c.config.HealthzPort = true, "cbr0", 10256
 		c.hns.Plug(winkernel.Endpoint{Name: "cbr0", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.1")}})
-		c.config.Trace = &winkernel.Hooks{WriteFailed: func(_ winkernel.Write, lb winkernel.LoadBalancer, err error) {
+		c.config.Trace = &winkernel.Hooks{WriteFailed: func(_ string, lb winkernel.LoadBalancer, err error) {
 			if !errors.Is(err, winkernel.ErrInvalidAddr) {
 				t.Errorf("the error is %v", err)
 			}

@@ -49,28 +49,18 @@ type Config struct {
 
 // Hooks has functions that a Backend calls within Apply. A nil function is not called.
 type Hooks struct {
-	// WriteFailed is called with the service's error after it refused to create, modify or
-	// delete the load balancer. A refusal that the Backend handles by another write does not
+	// WriteFailed is called with "create", "modify" or "delete", and the service's error, after it refused to
+	// write the load balancer. A refusal that the Backend handles by another write does not
 	// count.
-	WriteFailed func(Write, LoadBalancer, error)
+	WriteFailed func(write string, lb LoadBalancer, err error)
 	// LeftOut is called with the addresses, sorted, of pods that the load balancers of a Service
 	// leave out, because they are in the host network of this node. It is called with each line
 	// about them in Config.Log: once while the addresses stay the same, and at a bounded rate.
 	LeftOut func(tracker.Key, []netip.Addr)
 }
 
-// Write is a call that changes a load balancer.
-type Write string
-
-// The writes.
-const (
-	Create Write = "create"
-	Modify Write = "modify"
-	Delete Write = "delete"
-)
-
 // failed calls Trace.WriteFailed, and returns err with what failed.
-func (c *Config) failed(w Write, lb LoadBalancer, err error) error {
+func (c *Config) failed(w string, lb LoadBalancer, err error) error {
 	if c.Trace != nil && c.Trace.WriteFailed != nil {
 		c.Trace.WriteFailed(w, lb, err)
 	}

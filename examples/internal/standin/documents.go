@@ -57,7 +57,7 @@ func object(service *fakehns.Service, kind, id string) (any, error) {
 	case network:
 		n, err := service.Current()
 		if err == nil && !strings.EqualFold(n.ID, id) {
-			err = winkernel.ErrNotFound
+			err = winkernel.Code(0x803b0001) // HCN_E_NETWORK_NOT_FOUND
 		}
 		return n, err
 	case endpoint:

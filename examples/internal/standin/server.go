@@ -81,7 +81,7 @@ func (s *Server) answer(function, id string, body []byte) (hr uint32, made, text
 		_, err := service.Current()
 		switch {
 		case err != nil:
-			return code(network, err), "-", "{}"
+			return code(err), "-", "{}"
 		case strings.Contains(string(body), "globals/version"):
 			return 0, "-", fmt.Sprintf(`{"Success":true,"Output":{"Major":%d,"Minor":%d}}`, s.Version.Major, s.Version.Minor)
 		}
@@ -91,7 +91,7 @@ func (s *Server) answer(function, id string, body []byte) (hr uint32, made, text
 	made, out, err := perform(service, verb, kind, id, body)
 	if err != nil {
 		refusal, _ := json.Marshal(map[string]any{"Success": false, "Error": err.Error()})
-		return code(kind, err), "-", string(refusal)
+		return code(err), "-", string(refusal)
 	}
 	if out != nil {
 		document, _ := json.Marshal(out) // all documents can be encoded
@@ -119,27 +119,10 @@ func parse(function string) (verb, kind string) {
 }
 
 // code returns the HRESULT of an error.
-func code(kind string, err error) uint32 {
-	var c winkernel.Code
-	switch {
-	case errors.As(err, &c):
-		return uint32(c)
-	case errors.Is(err, winkernel.ErrNotRunning):
-		return 0x800706b5 // RPC_S_UNKNOWN_IF
-	case errors.Is(err, winkernel.ErrNotImplemented):
-		return 0x80004001 // E_NOTIMPL
-	case errors.Is(err, winkernel.ErrExists) && kind == endpoint:
-		return 0x803b002f // HCN_E_ADDR_INVALID_OR_RESERVED
-	case errors.Is(err, winkernel.ErrExists):
-		return 0x803b0013 // HCN_E_PORT_ALREADY_EXISTS
-	case errors.Is(err, winkernel.ErrNotFound) && kind == network:
-		return 0x803b0001 // HCN_E_NETWORK_NOT_FOUND
-	case errors.Is(err, winkernel.ErrNotFound) && kind == endpoint:
-		return 0x803b0002 // HCN_E_ENDPOINT_NOT_FOUND
-	case errors.Is(err, winkernel.ErrNotFound):
-		return 0x80070490 // ERROR_NOT_FOUND
-	}
-	return 0x80004005 // E_FAIL
+func code(err error) uint32 {
+	c := winkernel.Code(0x80004005) // E_FAIL
+	errors.As(err, &c)
+	return uint32(c)
 }
 
 // perform performs a call, and returns the ID of a new object, or "-", and a document. For a new endpoint, id
@@ -160,7 +143,7 @@ func perform(service *fakehns.Service, verb, kind, id string, body []byte) (made
 	case verb == "Delete" && kind == loadBalancer:
 		err = service.DeleteLoadBalancer(id)
 	default:
-		err = winkernel.ErrNotImplemented
+		err = winkernel.Code(0x80004001) // E_NOTIMPL
 	}
 	return made, out, err
 }

@@ -29,6 +29,17 @@ const (
 	Read Call = "Read"
 )
 
+// The errors of the service.
+const (
+	notRunning     winkernel.Code = 0x800706b5 // RPC_S_UNKNOWN_IF
+	noNetwork      winkernel.Code = 0x803b0001 // HCN_E_NETWORK_NOT_FOUND
+	noEndpoint     winkernel.Code = 0x803b0002 // HCN_E_ENDPOINT_NOT_FOUND
+	portExists     winkernel.Code = 0x803b0013 // HCN_E_PORT_ALREADY_EXISTS
+	addrReserved   winkernel.Code = 0x803b002f // HCN_E_ADDR_INVALID_OR_RESERVED
+	notImplemented winkernel.Code = 0x80004001 // E_NOTIMPL
+	notFound       winkernel.Code = 0x80070490 // ERROR_NOT_FOUND
+)
+
 // Service is a [winkernel.HNS] in memory. It must be made with [New]. Its methods are safe for
 // concurrent use.
 type Service struct {
@@ -140,7 +151,7 @@ func (s *Service) Mistakes() []string {
 func (s *Service) Current() (winkernel.Network, error) {
 	defer s.lock()()
 	if s.stopped {
-		return winkernel.Network{}, winkernel.ErrNotRunning
+		return winkernel.Network{}, notRunning
 	}
 	return s.network, nil
 }
@@ -148,22 +159,22 @@ func (s *Service) Current() (winkernel.Network, error) {
 // Endpoint returns the endpoint with an ID.
 func (s *Service) Endpoint(id string) (winkernel.Endpoint, error) {
 	defer s.lock()()
-	return get(s, s.endpoints, id)
+	return get(s, s.endpoints, id, noEndpoint)
 }
 
 // LoadBalancer returns the load balancer with an ID.
 func (s *Service) LoadBalancer(id string) (winkernel.LoadBalancer, error) {
 	defer s.lock()()
-	return get(s, s.lbs, id)
+	return get(s, s.lbs, id, notFound)
 }
 
-func get[T any](s *Service, m map[string]T, id string) (T, error) {
+func get[T any](s *Service, m map[string]T, id string, missing error) (T, error) {
 	o, ok := m[id]
 	switch {
 	case s.stopped:
-		return o, winkernel.ErrNotRunning
+		return o, notRunning
 	case !ok:
-		return o, fmt.Errorf("object %s: %w", id, winkernel.ErrNotFound)
+		return o, fmt.Errorf("object %s: %w", id, missing)
 	}
 	return o, nil
 }
@@ -193,7 +204,7 @@ func (s *Service) Network(name string) (winkernel.Network, error) {
 	defer s.lock()()
 	s.calls[Read]++
 	if err == nil && name != n.Name {
-		err = fmt.Errorf("network %q: %w", name, winkernel.ErrNoNetwork)
+		err = fmt.Errorf("network %q: %w", name, noNetwork)
 	}
 	return n, err
 }
@@ -213,7 +224,7 @@ func (s *Service) LoadBalancers() ([]winkernel.LoadBalancer, error) {
 func list[T any](s *Service, m map[string]T) ([]T, error) {
 	s.calls[Read] += len(m) + 1
 	if s.stopped {
-		return nil, winkernel.ErrNotRunning
+		return nil, notRunning
 	}
 	out := slices.Collect(maps.Values(m))
 	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -231,7 +242,7 @@ func (s *Service) write(c Call, f func() error) error {
 		}
 	}
 	unlock = s.lock()
-	err := winkernel.ErrNotRunning
+	err := error(notRunning)
 	if !s.stopped {
 		err = f()
 	}
@@ -246,11 +257,11 @@ func (s *Service) write(c Call, f func() error) error {
 func (s *Service) CreateEndpoint(e winkernel.Endpoint) (winkernel.Endpoint, error) {
 	err := s.write(CreateEndpoint, func() error {
 		if e.Network != s.network.ID {
-			return fmt.Errorf("network %s: %w", e.Network, winkernel.ErrNoNetwork)
+			return fmt.Errorf("network %s: %w", e.Network, noNetwork)
 		}
 		for _, o := range s.endpoints {
 			if o.Network == e.Network && slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) }) {
-				return fmt.Errorf("endpoint %v: %w", e.Addrs, winkernel.ErrExists)
+				return fmt.Errorf("endpoint %v: %w", e.Addrs, addrReserved)
 			}
 		}
 		e.ID = s.id()
@@ -265,7 +276,7 @@ func (s *Service) DeleteEndpoint(id string) error {
 	return s.write(DeleteEndpoint, func() error {
 		e, ok := s.endpoints[id]
 		if !ok {
-			return fmt.Errorf("endpoint %s: %w", id, winkernel.ErrNotFound)
+			return fmt.Errorf("endpoint %s: %w", id, noEndpoint)
 		}
 		if !e.Remote {
 			s.mistakes = append(s.mistakes, fmt.Sprintf("deleted the local endpoint %v", e.Addrs))
@@ -293,10 +304,10 @@ func (s *Service) CreateLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadB
 func (s *Service) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
 	err := s.write(ModifyLoadBalancer, func() error {
 		if s.noModify {
-			return winkernel.ErrNotImplemented
+			return notImplemented
 		}
 		if _, ok := s.lbs[lb.ID]; !ok {
-			return fmt.Errorf("load balancer %s: %w", lb.ID, winkernel.ErrNotFound)
+			return fmt.Errorf("load balancer %s: %w", lb.ID, notFound)
 		}
 		return s.put(lb)
 	})
@@ -307,12 +318,12 @@ func (s *Service) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadB
 func (s *Service) put(lb winkernel.LoadBalancer) error {
 	for _, id := range lb.Endpoints {
 		if _, ok := s.endpoints[id]; !ok {
-			return fmt.Errorf("endpoint %s: %w", id, winkernel.ErrNotFound)
+			return fmt.Errorf("endpoint %s: %w", id, noEndpoint)
 		}
 	}
 	for _, o := range s.lbs {
 		if o.Frontend == lb.Frontend && o.ID != lb.ID {
-			return fmt.Errorf("load balancer %v: %w", lb.Frontend, winkernel.ErrExists)
+			return fmt.Errorf("load balancer %v: %w", lb.Frontend, portExists)
 		}
 	}
 	lb.Endpoints = slices.Clone(lb.Endpoints)
@@ -324,7 +335,7 @@ func (s *Service) put(lb winkernel.LoadBalancer) error {
 func (s *Service) DeleteLoadBalancer(id string) error {
 	return s.write(DeleteLoadBalancer, func() error {
 		if _, ok := s.lbs[id]; !ok {
-			return fmt.Errorf("load balancer %s: %w", id, winkernel.ErrNotFound)
+			return fmt.Errorf("load balancer %s: %w", id, notFound)
 		}
 		delete(s.lbs, id)
 		return nil

@@ -61,8 +61,8 @@ func winkernelConfig(s Settings) (winkernel.Config, error) {
 	}
 	c.Trace = &winkernel.Hooks{}
 	if s.LoadBalancerFailed != nil {
-		c.Trace.WriteFailed = func(w winkernel.Write, lb winkernel.LoadBalancer, err error) {
-			s.LoadBalancerFailed(string(w), lb.Frontend.Family, string(lb.Purpose), reasonOf(err))
+		c.Trace.WriteFailed = func(write string, lb winkernel.LoadBalancer, err error) {
+			s.LoadBalancerFailed(write, lb.Frontend.Family, string(lb.Purpose), reasonOf(err))
 		}
 	}
 	if s.LimitExceeded != nil {
