@@ -128,7 +128,7 @@ func (a *Agent) Sync(ctx context.Context) error {
 		if !a.everInEffect || a.drift != nil {
 			a.everInEffect = true
 			if err := a.takeOver.mark(); err != nil {
-				a.Log.Warn("cannot restore the tables for programs that look for kube-proxy's", "error", err)
+				a.Log.Warn("cannot make the tables for programs that look for kube-proxy's", "error", err)
 			}
 			select {
 			case a.repaired <- struct{}{}:
@@ -150,7 +150,8 @@ func (a *Agent) Limits(f tracker.Family) ruleset.Limits { return a.plane.Limits(
 
 // Apply applies a delta to the data plane and reports it to the observers.
 func (a *Agent) Apply(ctx context.Context, d *ruleset.Delta) error {
-	err := a.takeOver.applyWithClients(ctx, d, a.plane.Apply)
+	err := a.plane.Apply(ctx, d)
+	a.takeOver.applied(d, err)
 	a.appliedDelta(d, err)
 	return err
 }

@@ -34,11 +34,7 @@ const (
 // none.
 type takeOver struct {
 	a     *Agent
-	mode  modes.Mode
 	adopt bool
-	// fresh reports that the agent is to take over from kube-proxy but had no rules when it
-	// started: the node is new, or was booted.
-	fresh bool
 	// marking reports that markers are kept.
 	marking atomic.Bool
 	prober  *takeover.Prober
@@ -57,6 +53,9 @@ type takeOver struct {
 // otherRules is what takeOver knows of the rules of one kind.
 type otherRules struct {
 	takeover.Watch
+	mode modes.Mode
+	// removed reports that they were removed at least once.
+	removed bool
 	// state is the one that was reported last.
 	state string
 	// next is the earliest time of the next attempt at a removal.
@@ -66,17 +65,24 @@ type otherRules struct {
 func newTakeOver(a *Agent) *takeOver {
 	o, e := &a.options, a.options.Config.Effective
 	t := &takeOver{
-		a: a, mode: a.mode, adopt: o.Config.Adopt && !o.Foreign, kinds: map[takeover.Kind]*otherRules{},
+		a: a, adopt: o.Config.Adopt && !o.Foreign, kinds: map[takeover.Kind]*otherRules{},
 		prober: &takeover.Prober{
 			Own: a.instance, Pages: takeover.Pages(e.MetricsBindAddress, e.HealthzBindAddress),
 			Dial: o.Dial, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots,
 		},
 	}
 	for _, m := range o.Modes {
-		t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{}
-		if m.Name != a.mode.Name {
-			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{}
+		t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.Name}] = &otherRules{mode: m}
+		if m.Name == a.mode.Name {
+			if m.CleanupFlavor == nil {
+				continue
+			}
+			m.Cleanup = func(ctx context.Context, log *slog.Logger) error {
+				return m.CleanupFlavor(ctx, modes.Settings{Config: a.Config, Families: a.families, NetNS: a.netns, Log: log})
+			}
+			m.Retire = nil
 		}
+		t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.Name}] = &otherRules{mode: m}
 	}
 	return t
 }
@@ -87,44 +93,31 @@ const unknownClients = "cannot keep the endpoints of clients of kube-proxy: some
 // endpoint. It reads them once, at its first call. The agent's own memory, if there is any, is in
 // the table that the agent keeps.
 func rememberedClients(netns *os.File, log *slog.Logger) func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration {
-	read := sync.OnceValue(func() *takeover.Clients { return readClients(netns, log) })
+	read := sync.OnceValue(func() takeover.Clients { return readClients(netns, log) })
 	return func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration {
 		return read().Of(k, endpoint)
 	}
 }
 
 // readClients returns what could be read, and logs the errors of the rest.
-func readClients(netns *os.File, log *slog.Logger) *takeover.Clients {
-	c, err := takeover.ReadClients(context.Background(), netns)
+func readClients(netns *os.File, log *slog.Logger) takeover.Clients {
+	c, err := takeover.ReadClients(netns)
 	if err != nil {
 		log.Warn(unknownClients, "error", err)
 	}
 	return c
 }
 
-// applyWithClients applies a delta. In mode iptables it gives the endpoints the clients that they
-// have in kube-proxy's nftables mode, with the first full delta. The kernel has a list of clients
-// only while a rule refers to it, so the clients are written when the rules are in effect.
-func (t *takeOver) applyWithClients(ctx context.Context, d *ruleset.Delta, apply func(context.Context, *ruleset.Delta) error) error {
-	if !d.Full || t.moved || !t.adopt || t.mode.Name != config.ModeIPTables {
-		return apply(ctx, d)
-	}
-	clients := readClients(t.a.netns, t.a.options.Log)
-	err := apply(ctx, d)
-	if p := (*ruleset.PartialError)(nil); err != nil && !errors.As(err, &p) {
-		return err
+// applied gives the endpoints in mode iptables the clients that they have in kube-proxy's nftables mode, when the
+// first full delta is in effect. That mode's rules are there until run removes them.
+func (t *takeOver) applied(d *ruleset.Delta, err error) {
+	if !d.Full || t.moved || !t.adopt || t.a.mode.Name != config.ModeIPTables || !ruleset.InEffect(err) {
+		return
 	}
 	t.moved = true
-	var failed error
-	for i := range d.Changes {
-		if s := d.Changes[i].New; s != nil {
-			failed = errors.Join(failed, clients.WriteRecent(t.a.netns, s))
-		}
+	if err := readClients(t.a.netns, t.a.Log).WriteRecent(t.a.netns, d); err != nil {
+		t.a.Log.Warn(unknownClients, "error", complaint.Text(err.Error()))
 	}
-	if failed != nil {
-		t.a.options.Log.Warn(unknownClients, "error", complaint.Text(failed.Error()))
-	}
-	return err
 }
 
 // noticed notes that the engine has a change. The first one is that all objects are listed.
@@ -138,43 +131,40 @@ func (t *takeOver) noticed(now time.Time) {
 // agent's mode: each would remove what the other writes. It does not wait for one that writes
 // nothing: a process that answers must not keep the node without rules.
 func (t *takeOver) waitTurn(ctx context.Context) error {
-	if t.adopt && t.mode.Name == config.ModeNFTables {
-		owned, err := t.mode.Owned(ctx, t.a.Log)
-		t.fresh = err == nil && !owned
-	}
-	if !t.mode.TakesOver || t.a.options.Foreign {
+	mode := t.a.mode
+	t.marking.Store(t.wantsMarker(ctx))
+	if !mode.TakesOver || t.a.options.Foreign {
 		return nil
 	}
-	same := []takeover.Kind{{Owner: takeover.KubeProxy, Mode: t.mode.Name}}
-	if t.mode.Name == config.ModeIPTables {
-		// kube-proxy's mode ipvs has chains of mode iptables, too.
-		same = append(same, takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPVS})
-	}
-	waited := false
-	for ; ; waited = true {
+	for waited := false; ; waited = true {
 		err := t.look(ctx, true)
-		i := slices.IndexFunc(same, func(k takeover.Kind) bool { return t.kinds[k] != nil && t.kinds[k].Answers() })
-		if i < 0 {
-			break
+		var same takeover.Kind
+		for k, o := range t.kinds {
+			// kube-proxy's mode ipvs has chains of mode iptables, too.
+			if k.Owner == takeover.KubeProxy && o.Answers() && (k.Mode == mode.Name || mode.Name == config.ModeIPTables && k.Mode == config.ModeIPVS) {
+				same = k
+			}
 		}
-		if err == nil && t.kinds[same[i]].Idle() {
+		o := t.kinds[same]
+		switch {
+		case o == nil && waited:
+			t.a.Log.Info("kube-proxy has ended")
+			return nil
+		case o == nil:
+			return nil
+		case err == nil && o.Idle():
 			const text = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
-			t.a.Log.Error(text, "mode", same[i].Mode)
+			t.a.Log.Error(text, "mode", same.Mode)
 			t.a.nodeEvent(true, reasonIdleKubeProxy, text)
 			return nil
-		}
-		if !waited {
-			t.setState(same[i], "in-use")
-			t.a.Log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", same[i].Mode)
+		case !waited:
+			t.setState(same, "in-use")
+			t.a.Log.Warn("kube-proxy runs and writes the same rules: waiting until it ends before rules are written", "mode", same.Mode)
 		}
 		if err := sleep(ctx, lookInterval); err != nil {
 			return err
 		}
 	}
-	if waited {
-		t.a.Log.Info("kube-proxy has ended")
-	}
-	return nil
 }
 
 func (t *takeOver) setState(k takeover.Kind, state string) {
@@ -187,7 +177,7 @@ func (t *takeOver) setState(k takeover.Kind, state string) {
 func (t *takeOver) look(ctx context.Context, waits bool) (err error) {
 	now, answers := time.Now(), t.prober.Look(ctx)
 	if runs := len(answers) != 0; runs && now.Sub(t.readAt) >= rulesInterval || !runs && !waits {
-		if t.rules, err = modes.OtherRules(ctx, t.mode.Name == config.ModeIPVS && !waits, t.a.Log); err == nil {
+		if t.rules, err = modes.OtherRules(ctx, t.a.mode.Name == config.ModeIPVS && !waits, t.a.Log); err == nil {
 			t.readAt = now
 		}
 	}
@@ -196,6 +186,9 @@ func (t *takeOver) look(ctx context.Context, waits bool) (err error) {
 		objects = time.Unix(0, n)
 	}
 	for k, o := range t.kinds {
+		if k == (takeover.Kind{Owner: takeover.Nodeproxy, Mode: t.a.mode.Name}) {
+			continue // the agent's own
+		}
 		o.Look(now, t.rules[k], slices.ContainsFunc(answers, func(p takeover.Kind) bool { return t.writes(p, k) }), objects)
 	}
 	return err
@@ -220,62 +213,20 @@ func (t *takeOver) run(ctx context.Context) error {
 	if t.a.plane.Powerless || t.a.options.Foreign {
 		return nil
 	}
-	own := takeover.Kind{Owner: takeover.KubeProxy, Mode: t.mode.Name}
-	if t.mode.TakesOver && t.mode.Name != config.ModeIPVS { // in mode ipvs, chains of kube-proxy's mode ipvs are left
+	own := takeover.Kind{Owner: takeover.KubeProxy, Mode: t.a.mode.Name}
+	if t.a.mode.TakesOver && own.Mode != config.ModeIPVS { // in mode ipvs, chains of kube-proxy's mode ipvs are left
 		t.setState(own, "")
 		delete(t.kinds, own)
 	}
-	// Mode ipvs is the last, because its removal takes until its connections have ended.
-	order := slices.SortedFunc(maps.Keys(t.kinds), func(a, b takeover.Kind) int {
-		return cmp.Or(cmp.Compare(len(b.Mode), len(a.Mode)), cmp.Compare(a.String(), b.String()))
-	})
 	for _, o := range t.kinds {
 		o.Watch = takeover.Watch{} // waitTurn may not have read the rules
 	}
 	t.readAt = time.Time{}
-	first, otherFlavor := true, t.mode.CleanupFlavor
 	for {
-		err := t.look(ctx, false)
-		if first && err == nil {
-			err = t.markFirst(ctx)
+		wait, err := t.pass(ctx)
+		if err != nil && ctx.Err() == nil {
+			t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
 		}
-		if err != nil {
-			if ctx.Err() == nil {
-				t.a.Log.Warn("cannot look for rules of other proxies", "error", err)
-			}
-			if err := sleep(ctx, t.a.Config.SyncPeriod); err != nil {
-				return err
-			}
-			continue
-		}
-		wait := time.Duration(0)
-		if otherFlavor != nil {
-			s := modes.Settings{Config: t.a.Config, Families: t.a.families, NetNS: t.a.netns, Log: t.a.Log}
-			if t.succeeded(ctx, otherFlavor(ctx, s), "cannot remove the rules in the other flavor of iptables yet") {
-				otherFlavor = nil
-			} else {
-				wait = rulesInterval
-			}
-		}
-		for _, k := range order {
-			o := t.kinds[k]
-			t.note(k, o)
-			// Not everything that nodeproxy leaves is found. So all of it is removed once.
-			left := o.state == "left" || first && k.Owner == takeover.Nodeproxy && !o.Runs()
-			if left && t.removes(k) && time.Now().After(o.next) {
-				o.next = time.Now().Add(t.a.Config.SyncPeriod)
-				if t.succeeded(ctx, t.remove(ctx, k), "cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode) {
-					t.readAt, wait = time.Time{}, lookInterval
-				}
-			}
-			switch {
-			case o.Answers():
-				wait = lookInterval
-			case o.state != "":
-				wait = cmp.Or(wait, rulesInterval)
-			}
-		}
-		first = false
 		if wait == 0 {
 			return nil
 		}
@@ -285,17 +236,42 @@ func (t *takeOver) run(ctx context.Context) error {
 	}
 }
 
+// pass looks once, and removes what has been left. It returns the time until the next look, or 0 at the end.
+func (t *takeOver) pass(ctx context.Context) (wait time.Duration, err error) {
+	if err := t.look(ctx, false); err != nil {
+		return t.a.Config.SyncPeriod, err
+	}
+	// Mode ipvs is the last, because its removal takes until its connections have ended.
+	order := slices.SortedFunc(maps.Keys(t.kinds), func(a, b takeover.Kind) int {
+		return cmp.Or(cmp.Compare(len(b.Mode), len(a.Mode)), cmp.Compare(a.String(), b.String()))
+	})
+	for _, k := range order {
+		o := t.kinds[k]
+		t.note(k, o)
+		// Not everything that nodeproxy leaves is found. So all of it is removed once.
+		unseen := k.Owner == takeover.Nodeproxy && !o.removed && !o.Runs()
+		if (o.state == "left" || unseen) && t.removes(k) && time.Now().After(o.next) {
+			o.next = time.Now().Add(t.a.Config.SyncPeriod)
+			if err := t.remove(ctx, k, o.mode); err == nil {
+				o.removed, unseen = true, false
+				t.readAt, wait = time.Time{}, lookInterval
+			} else if ctx.Err() == nil {
+				t.a.Log.Warn("cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode, "error", err)
+				t.a.metrics.CleanupFailed()
+			}
+		}
+		switch {
+		case o.Answers():
+			wait = lookInterval
+		case o.state != "" || unseen:
+			wait = cmp.Or(wait, rulesInterval)
+		}
+	}
+	return wait, nil
+}
+
 // removes reports whether rules of this kind are removed when their owner has ended.
 func (t *takeOver) removes(k takeover.Kind) bool { return t.adopt || k.Owner == takeover.Nodeproxy }
-
-// succeeded reports whether a removal has no error. It logs and counts a failure. A later look tries again.
-func (t *takeOver) succeeded(ctx context.Context, err error, failed string, args ...any) bool {
-	if err != nil && ctx.Err() == nil {
-		t.a.Log.Warn(failed, append(args, "error", err)...)
-		t.a.metrics.CleanupFailed()
-	}
-	return err == nil
-}
 
 // note logs and reports a state that differs from the last one.
 func (t *takeOver) note(k takeover.Kind, o *otherRules) {
@@ -314,7 +290,7 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules) {
 		log.Warn("another proxy runs, and its rules may come first: they stay without --adopt-from-kube-proxy")
 	case t.removes(k):
 		log.Info("removing the rules of a proxy that has ended")
-		if k.Mode == config.ModeIPTables && t.mode.Name == config.ModeNFTables {
+		if k.Mode == config.ModeIPTables && t.a.mode.Name == config.ModeNFTables {
 			checkLiberal(t.a.Log)
 		}
 	default:
@@ -322,33 +298,32 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules) {
 	}
 }
 
-func (t *takeOver) remove(ctx context.Context, k takeover.Kind) error {
-	m, err := modes.Find(t.a.options.Modes, k.Mode)
+func (t *takeOver) remove(ctx context.Context, k takeover.Kind, m modes.Mode) error {
+	drain := func() error { return m.Retire(ctx, m, k.Owner == takeover.KubeProxy, t.a.Config.DrainLimit, t.a.Log) }
 	switch kubeProxy := k.Owner == takeover.KubeProxy; {
-	case err != nil:
-		return err
-	case m.Retire != nil && k.Mode == t.mode.Name: // everything but the chains is the agent's
-		return t.removeShared(ctx)
-	case m.Retire != nil && kubeProxy:
-		// kube-proxy's mode ipvs shares chains with its mode iptables: they lead to chains, and use sets,
-		// of mode ipvs only. So they are removed first, and again when the mode is gone, since some were
-		// in use.
-		if err := t.removeShared(ctx); err != nil {
-			return err
-		}
-		if err := m.Retire(ctx, m, true, t.a.Config.DrainLimit, t.a.Log); err != nil {
-			return err
-		}
-		return errors.Join(t.removeShared(ctx), m.CleanupKubeProxy(ctx, t.a.Log))
-	case m.Retire != nil:
-		return m.Retire(ctx, m, false, t.a.Config.DrainLimit, t.a.Log)
-	case !kubeProxy:
+	case m.Retire == nil && !kubeProxy:
 		return m.Cleanup(ctx, t.a.Log)
-	case k.Mode == config.ModeNFTables && t.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
+	case m.Retire == nil && k.Mode == config.ModeNFTables && t.a.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
 		t.marking.Store(true)
 		return takeover.Mark(t.a.families, true)
+	case m.Retire == nil:
+		return m.CleanupKubeProxy(ctx, t.a.Log)
+	case !kubeProxy:
+		return drain()
+	case k.Mode == t.a.mode.Name: // everything but the chains is the agent's
+		return t.removeShared(ctx)
 	}
-	return m.CleanupKubeProxy(ctx, t.a.Log)
+	// kube-proxy's mode ipvs shares chains with its mode iptables: they lead to chains, and use sets,
+	// of mode ipvs only. So they are removed first, and again when the mode is gone, since some were
+	// in use.
+	err := t.removeShared(ctx)
+	if err == nil {
+		err = drain()
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(t.removeShared(ctx), m.CleanupKubeProxy(ctx, t.a.Log))
 }
 
 // removeShared removes the chains of kube-proxy's mode iptables, unless that mode runs or is the
@@ -358,38 +333,36 @@ func (t *takeOver) removeShared(ctx context.Context) error {
 	if o == nil || o.Runs() {
 		return nil
 	}
-	m, err := modes.Find(t.a.options.Modes, config.ModeIPTables)
-	if err != nil {
-		return err
-	}
-	return m.CleanupKubeProxy(ctx, t.a.Log)
+	return o.mode.CleanupKubeProxy(ctx, t.a.Log)
 }
 
-// markFirst makes the markers that are wanted, or removes those that are not. In modes other than nftables
-// the removal of that mode removes them. Whether a node that was booted had a marker is not known. It
-// gets one, unless rules of kube-proxy show that its Services were not in nftables.
-func (t *takeOver) markFirst(ctx context.Context) error {
-	if t.mode.Name != config.ModeNFTables {
-		return nil
+// wantsMarker reports whether the agent keeps markers from its start. A node that has no rules at all, to which
+// the agent is to bring those of kube-proxy, is new or was booted. It may have had a marker, and gets one.
+func (t *takeOver) wantsMarker(ctx context.Context) bool {
+	if t.a.mode.Name != config.ModeNFTables || t.a.options.Foreign || t.a.Config.KubeProxyTable == config.TableNever {
+		return false
 	}
-	if t.a.Config.KubeProxyTable == config.TableNever {
-		return takeover.Unmark(ctx)
+	marked, err := takeover.Marked()
+	if err == nil && len(marked) == 0 && t.adopt {
+		var rules map[takeover.Kind]uint64
+		if rules, err = modes.OtherRules(ctx, false, t.a.Log); err == nil && len(rules) == 0 {
+			return true
+		}
 	}
-	marked, err := takeover.Marked(ctx)
-	kubeProxy := slices.ContainsFunc(slices.Collect(maps.Keys(t.rules)), func(k takeover.Kind) bool { return k.Owner == takeover.KubeProxy })
-	if len(marked) != 0 || t.fresh && !kubeProxy || t.a.Config.KubeProxyTable == config.TableAlways {
-		t.marking.Store(true)
-	}
-	return errors.Join(err, t.mark())
+	return len(marked) != 0 || t.a.Config.KubeProxyTable == config.TableAlways
 }
 
-// mark makes the markers that are kept. It is called after a repair of the rules: what deleted them may
-// have deleted all tables.
+// mark makes the markers that are kept, or removes those that are not wanted. In modes other than nftables
+// the removal of that mode removes them. It is called when the rules are in effect for the first time, and after a
+// repair: what deleted them may have deleted all tables.
 func (t *takeOver) mark() error {
-	if !t.marking.Load() {
-		return nil
+	switch {
+	case t.marking.Load():
+		return takeover.Mark(t.a.families, false)
+	case t.a.mode.Name == config.ModeNFTables && !t.a.options.Foreign && t.a.Config.KubeProxyTable == config.TableNever:
+		return takeover.Unmark()
 	}
-	return takeover.Mark(t.a.families, false)
+	return nil
 }
 
 // sleep waits for a time, or returns the error of ctx when it is done.

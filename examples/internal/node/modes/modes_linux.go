@@ -84,7 +84,7 @@ func NFTables() Mode {
 		own: func(ctx context.Context, c nftables.Config) error {
 			err := ifOwned(nftables.Owned, nftables.Cleanup)(ctx, c)
 			c.Table = kubeProxyTable
-			unmark := func(ctx context.Context, _ nftables.Config) error { return takeover.Unmark(ctx) }
+			unmark := func(ctx context.Context, _ nftables.Config) error { return takeover.Unmark() }
 			return errors.Join(err, ifOwned(nftables.Owned, unmark)(ctx, c))
 		},
 		all: func(ctx context.Context, c nftables.Config) error {

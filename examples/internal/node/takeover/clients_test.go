@@ -20,10 +20,11 @@ func TestNamesOfMemoriesAreKubeProxys(t *testing.T) {
 		NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
 	}, Family: tracker.IPv4}
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	c := Clients{byName: map[string][]netip.Addr{
-		"affinity-7TCSBJI4-default/web/tcp/http__10.1.0.2/8080"[len(affinityPrefix)+hashLength:]: {a},
-		"KUBE-SEP-IMFC5XQKDZMFROSF": {a, b},
-	}}
+	name, ok := affinityName("affinity-7TCSBJI4-default/web/tcp/http__10.1.0.2/8080")
+	if _, no := affinityName("service-endpoints"); !ok || no {
+		t.Errorf("a set of clients: %t, another one: %t", ok, no)
+	}
+	c := Clients{name: {a}, "KUBE-SEP-IMFC5XQKDZMFROSF": {a, b}}
 	got := c.Of(k, netip.MustParseAddrPort("10.1.0.2:8080"))
 	if want := map[netip.Addr]time.Duration{a: 0, b: 0}; !maps.Equal(got, want) {
 		t.Errorf("%v", got)

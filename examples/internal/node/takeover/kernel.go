@@ -43,9 +43,25 @@ func IPVSDevice() *net.Interface {
 // stamp that is not 0 and changes when the rules are written. legacy has the kinds with rules in
 // iptables-legacy. ownDevice means that the device of mode ipvs is nodeproxy's, whatever chains there are.
 func Look(ctx context.Context, legacy map[Kind]bool, ownDevice bool) (kinds map[Kind]uint64, err error) {
-	err = read(ctx, func(r *reader) { kinds = r.look(legacy, ownDevice) })
+	marked, err := Marked()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nft.Dial(nil, sendBuffer)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	err = nfnl.Again(ctx, func() error {
+		r := reader{Conn: conn}
+		kinds = r.look(legacy, ownDevice)
+		return r.err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
+	}
+	if len(marked) != 0 {
+		kinds[Kind{Nodeproxy, "nftables"}] |= 1
 	}
 	return kinds, nil
 }
@@ -56,20 +72,6 @@ type reader struct {
 	err error
 }
 
-// read calls do with a reader of the calling thread's network namespace, again while changes interrupt it.
-func read(ctx context.Context, do func(*reader)) error {
-	conn, err := nft.Dial(nil, sendBuffer)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return nfnl.Again(ctx, func() error {
-		r := reader{Conn: conn}
-		do(&r)
-		return r.err
-	})
-}
-
 // sendBuffer is the size of the buffer for requests, in bytes.
 const sendBuffer = 1 << 16
 
@@ -77,9 +79,6 @@ func (r *reader) look(legacy map[Kind]bool, ownDevice bool) map[Kind]uint64 {
 	kinds := map[Kind]uint64{
 		{KubeProxy, "nftables"}: r.rules(kubeProxyTable, "", nil),
 		{Nodeproxy, "nftables"}: r.rules("proxier", "", nil) ^ r.rules("proxier-shadow", "", nil),
-	}
-	if len(r.marked()) != 0 {
-		kinds[Kind{Nodeproxy, "nftables"}] |= 1
 	}
 	for kind, present := range legacy {
 		if present {
@@ -130,36 +129,26 @@ func (r *reader) rules(table, chain string, see func(expressions []byte)) uint64
 			attrs = nfnl.AppendString(attrs, unix.NFTA_RULE_CHAIN, chain)
 		}
 		h.Write([]byte{inet.AF(family)})
-		r.get(unix.NFT_MSG_GETRULE, family, true, attrs, func(typ uint16, data []byte) {
-			switch {
-			case typ == unix.NFTA_RULE_HANDLE:
-				h.Write(data)
-				found = true
-			case typ == unix.NFTA_RULE_EXPRESSIONS && see != nil:
-				see(data)
+		err := r.Get(unix.NFT_MSG_GETRULE, inet.AF(family), true, attrs, func(rule []byte) error {
+			for typ, data := range nfnl.Attributes(rule) {
+				switch {
+				case typ == unix.NFTA_RULE_HANDLE:
+					h.Write(data)
+					found = true
+				case typ == unix.NFTA_RULE_EXPRESSIONS && see != nil:
+					see(data)
+				}
 			}
+			return nil
 		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			r.err = err
+		}
 	}
 	if !found {
 		return 0
 	}
 	return h.Sum64() | 1
-}
-
-// get calls fn with each attribute of each object of an answer.
-func (r *reader) get(typ uint16, family tracker.Family, dump bool, attrs []byte, fn func(typ uint16, data []byte)) {
-	if r.err != nil {
-		return
-	}
-	err := r.Get(typ, inet.AF(family), dump, attrs, func(object []byte) error {
-		for typ, data := range nfnl.Attributes(object) {
-			fn(typ, data)
-		}
-		return nil
-	})
-	if !errors.Is(err, unix.ENOENT) {
-		r.err = err
-	}
 }
 
 // MapsToChains returns the verdict maps in the tables of iptables that lead to chains of kube-proxy, such as

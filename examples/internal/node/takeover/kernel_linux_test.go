@@ -70,7 +70,7 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 		t.Helper()
 		var out []tracker.Family
 		must.Do(t, node.Do(func() (err error) {
-			out, err = Marked(t.Context())
+			out, err = Marked()
 			return err
 		}))
 		return out
@@ -79,7 +79,7 @@ func TestMarkersWithManyOpenFiles(t *testing.T) {
 	if got := marked(); len(got) != 2 {
 		t.Errorf("markers %v after Mark", got)
 	}
-	must.Do(t, node.Do(func() error { return Unmark(t.Context()) }))
+	must.Do(t, node.Do(func() error { return Unmark() }))
 	if got := marked(); len(got) != 0 {
 		t.Errorf("markers %v after Unmark", got)
 	}

@@ -22,22 +22,22 @@ func KubeProxyRuns() bool { return false }
 func ListenerIsRoots(string) bool { return true }
 
 // Marked returns nothing.
-func Marked(context.Context) ([]tracker.Family, error) { return nil, nil }
+func Marked() ([]tracker.Family, error) { return nil, nil }
 
 // Mark does nothing.
 func Mark([]tracker.Family, bool) error { return nil }
 
 // Unmark does nothing.
-func Unmark(context.Context) error { return nil }
+func Unmark() error { return nil }
 
 // Clients holds no clients.
-type Clients struct{}
+type Clients map[string][]netip.Addr
 
 // ReadClients returns no clients.
-func ReadClients(context.Context, *os.File) (*Clients, error) { return &Clients{}, nil }
+func ReadClients(*os.File) (Clients, error) { return nil, nil }
 
 // Of returns nothing.
-func (c *Clients) Of(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration { return nil }
+func (Clients) Of(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration { return nil }
 
 // WriteRecent does nothing.
-func (c *Clients) WriteRecent(*os.File, *ruleset.Port) error { return nil }
+func (Clients) WriteRecent(*os.File, *ruleset.Delta) error { return nil }

@@ -3,12 +3,11 @@
 package takeover
 
 import (
+	"fmt"
 	"net"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
 )
 
@@ -25,26 +24,18 @@ func KubeProxyRuns() bool {
 	if err != nil {
 		return false
 	}
-	self, parent := strconv.Itoa(os.Getpid()), strconv.Itoa(os.Getppid())
-	dirs, _ := filepath.Glob("/proc/[1-9]*")
-	for _, dir := range dirs {
-		text, _ := os.ReadFile(dir + "/status")
-		if pid := filepath.Base(dir); pid == self || pid == parent || !strings.HasPrefix(string(text), "Name:\tkube-proxy\n") {
+	processes, _ := procfs.AllProcs()
+	for _, p := range processes {
+		stat, err := p.Stat()
+		if err != nil || stat.Comm != "kube-proxy" || p.PID == os.Getpid() || p.PID == os.Getppid() {
 			continue
 		}
-		status := map[string]string{}
-		for line := range strings.Lines(string(text)) {
-			name, value, _ := strings.Cut(line, ":")
-			status[name] = strings.TrimSpace(value)
-		}
-		// A child that has not yet executed its program has the name of its parent. Uid is the real ID, the effective
-		// one, and others.
-		ids := strings.Fields(status["Uid"])
-		if status["PPid"] == self || len(ids) < 2 || ids[1] != "0" {
+		// A child that has not yet executed its program has the name of its parent. The second ID is the effective one.
+		if status, err := p.NewStatus(); err != nil || stat.PPID == os.Getpid() || status.UIDs[1] != 0 {
 			continue
 		}
 		// A zombie has no network namespace.
-		if found, err := os.Stat(dir + "/net/dev"); err == nil && os.SameFile(own, found) {
+		if found, err := os.Stat(fmt.Sprintf("/proc/%d/net/dev", p.PID)); err == nil && os.SameFile(own, found) {
 			return true
 		}
 	}
