@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -24,29 +23,28 @@ func ListenNowhere(_ context.Context, network, address string) (net.Listener, er
 	if err != nil {
 		return nil, err
 	}
-	l := &nowhere{addr: addr, closed: make(chan struct{})}
-	l.close = sync.OnceFunc(func() { close(l.closed) })
-	return l, nil
+	closed, closeIt := context.WithCancel(context.Background())
+	return nowhere{addr, closed, closeIt}, nil
 }
 
 // nowhere is a listener without clients.
 type nowhere struct {
-	addr   net.Addr
-	closed chan struct{}
-	close  func()
+	addr    net.Addr
+	closed  context.Context
+	closeIt func()
 }
 
-func (n *nowhere) Accept() (net.Conn, error) {
-	<-n.closed
-	return nil, net.ErrClosed
-}
+func (n nowhere) Addr() net.Addr { return n.addr }
 
-func (n *nowhere) Close() error {
-	n.close()
+func (n nowhere) Close() error {
+	n.closeIt()
 	return nil
 }
 
-func (n *nowhere) Addr() net.Addr { return n.addr }
+func (n nowhere) Accept() (net.Conn, error) {
+	<-n.closed.Done()
+	return nil, net.ErrClosed
+}
 
 // plain is a dataplane.Backend that others cannot alter.
 type plain struct{ ruleset.Backend }

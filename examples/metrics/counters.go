@@ -53,40 +53,25 @@ func (s *Set) CountResets() (ended func(endpoints, sockets int), limited func(n 
 	return ended, func(n int) { gaveWay.Add(float64(n)) }
 }
 
-// LoopbackMetrics holds the metrics of a data plane in userspace that serves NodePorts at
-// loopback addresses. Its methods are safe for concurrent use.
-type LoopbackMetrics struct {
-	failures, rejected *prometheus.CounterVec
-}
-
-// WatchLocalhostNodePorts adds the metrics of NodePorts at loopback addresses, in the families
-// that are served there. listeners returns the current number of listening sockets in a
+// WatchLocalhostNodePorts adds the metrics of a data plane in userspace that serves NodePorts at loopback addresses, in
+// the families that are served there. listeners returns the current number of listening sockets in a
 // family; it must be safe for concurrent use. WatchLocalhostNodePorts must be called at most
-// once.
-func (s *Set) WatchLocalhostNodePorts(families []tracker.Family, listeners func(tracker.Family) int) *LoopbackMetrics {
-	l := &LoopbackMetrics{
-		failures: counter(s.registry, "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a NodePort at a loopback address", familyLabel),
-		rejected: counter(s.registry, "kubeproxy_nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol"),
-	}
+// once. It returns functions, which are safe for concurrent use: failed counts a failure to listen, and rejected a
+// connection or datagram, of TCP or UDP, that could not be forwarded.
+func (s *Set) WatchLocalhostNodePorts(families []tracker.Family, listeners func(tracker.Family) int) (failed func(tracker.Family), rejected func(tracker.Family, v1.Protocol)) {
+	failures := counter(s.registry, "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "Failures to listen for a NodePort at a loopback address", familyLabel)
+	rejects := counter(s.registry, "kubeproxy_nftables_localhost_nodeport_rejected_packets_total", "TCP connections and UDP datagrams to NodePorts at loopback addresses that were accepted but could not be forwarded", familyLabel, "protocol")
 	for _, f := range families {
 		promauto.With(s.registry).NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "kubeproxy", Name: "nftables_localhost_nodeport_listeners",
 			Help:        "Sockets that listen for NodePorts at loopback addresses",
 			ConstLabels: prometheus.Labels{familyLabel: f.String()},
 		}, func() float64 { return float64(listeners(f)) })
-		l.failures.WithLabelValues(f.String())
+		failures.WithLabelValues(f.String())
 		for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
-			l.rejected.WithLabelValues(f.String(), string(p))
+			rejects.WithLabelValues(f.String(), string(p))
 		}
 	}
-	return l
-}
-
-// Failed counts a failure to listen.
-func (l *LoopbackMetrics) Failed(f tracker.Family) { l.failures.WithLabelValues(f.String()).Inc() }
-
-// Rejected counts a connection or datagram that could not be forwarded. The protocol must be
-// TCP or UDP.
-func (l *LoopbackMetrics) Rejected(f tracker.Family, p v1.Protocol) {
-	l.rejected.WithLabelValues(f.String(), string(p)).Inc()
+	return func(f tracker.Family) { failures.WithLabelValues(f.String()).Inc() },
+		func(f tracker.Family, p v1.Protocol) { rejects.WithLabelValues(f.String(), string(p)).Inc() }
 }

@@ -59,7 +59,7 @@ type Set struct {
 	// pending holds the Services that changed since the last sync began.
 	pending map[types.NamespacedName]struct{}
 
-	noLocal *noLocal
+	noLocal noLocal
 	slis    slis
 }
 
@@ -69,12 +69,8 @@ func NewSet(c Config) *Set {
 		c.Now = time.Now
 	}
 	s := &Set{
-		cfg: c, registry: prometheus.NewRegistry(), pending: map[types.NamespacedName]struct{}{},
-		// kube-proxy counts Services in this mode and their ports in the others.
-		noLocal: newNoLocal(c.Mode == "ipvs", c.Families), slis: newSLIs(),
+		cfg: c, registry: prometheus.NewRegistry(), pending: map[types.NamespacedName]struct{}{}, slis: newSLIs(),
 	}
-
-	s.registry.MustRegister(collector(s.noLocal.collect))
 	// A metric of other modes is not in the registry.
 	all, of := s.registry, func(modes ...string) *prometheus.Registry {
 		if slices.Contains(modes, c.Mode) {
@@ -99,6 +95,12 @@ func NewSet(c Config) *Set {
 	s.configInvalid = gauge(all, "proxier_configuration_file_invalid", "1 while the configuration file is invalid and the previous content is in effect").WithLabelValues()
 	s.apiContact = gauge(all, "proxier_api_last_contact_timestamp_seconds", "Time when the API server last answered about a resource: the objects are as new as that", "resource")
 
+	s.noLocal = noLocal{
+		GaugeVec:  gauge(all, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, "traffic_policy"),
+		byService: c.Mode == "ipvs", // kube-proxy counts ports in the other modes
+		ports:     map[lacking]int{},
+	}
+
 	s.endpointChanges = counter(all, "kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
 	s.serviceChanges = counter(all, "kubeproxy_sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
 	s.overBudget = counter(all, "proxier_service_over_budget_total", "Service ports that are incomplete because they exceed the budget, each time that they change").WithLabelValues()
@@ -121,6 +123,8 @@ func NewSet(c Config) *Set {
 		s.lastSync.WithLabelValues(f)
 		s.lastQueued.WithLabelValues(f)
 		s.conntrackDuration.WithLabelValues(f)
+		s.noLocal.WithLabelValues(f, "internal")
+		s.noLocal.WithLabelValues(f, "external")
 		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.failures, s.partialFailures, s.cleanupFailures} {
 			v.WithLabelValues(f)
 		}
@@ -339,7 +343,7 @@ func (s *Set) Flushed(f tracker.Family, i conntrack.FlushInfo) {
 }
 
 // Apply implements [ruleset.Backend]. It records a delta that is in effect: its cursor must
-// be synced after the cursor of the rules. Apply never fails.
+// be synced after the cursor of the rules. Apply never fails. Calls must not be concurrent; those of a Cursor are not.
 func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.noLocal.apply(d)
 	if len(d.Triggers) == 0 {

@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/go-proxier/proxier/runner/health"
@@ -34,8 +33,8 @@ func newSLIs() slis {
 	registry := prometheus.NewRegistry()
 	return slis{
 		registry: registry,
-		last:     promauto.With(registry).NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubernetes", Name: "healthcheck", Help: "Whether the last request of a health check succeeded"}, []string{"name", "type"}),
-		answers:  promauto.With(registry).NewCounterVec(prometheus.CounterOpts{Namespace: "kubernetes", Name: "healthchecks_total", Help: "Answers of a health check, by status"}, []string{"name", "type", "status"}),
+		last:     gauge(registry, "kubernetes_healthcheck", "Whether the last request of a health check succeeded", "name", "type"),
+		answers:  counter(registry, "kubernetes_healthchecks_total", "Answers of a health check, by status", "name", "type", "status"),
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
-	"github.com/go-proxier/proxier/examples/metrics"
 	userspace "github.com/go-proxier/proxier/examples/userspace/dataplane"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
@@ -24,9 +23,11 @@ import (
 // node. It is a follower of the ruleset like the kernel's rules. Connections end with the
 // process.
 type localhost struct {
-	plane   *userspace.Backend
-	cursor  *ruleset.Cursor
-	metrics *metrics.LoopbackMetrics
+	plane  *userspace.Backend
+	cursor *ruleset.Cursor
+	// failed and rejected count.
+	failed   func(tracker.Family)
+	rejected func(tracker.Family, v1.Protocol)
 	// retry requests a sync after a while, or is stopped.
 	retry *time.Timer
 	every time.Duration
@@ -57,10 +58,10 @@ func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
 		},
 		Dial: a.options.dialTo(), Sockets: a.limits, MaxConnections: a.limits.Connections, MaxSessions: a.limits.Sessions,
-		Refused: func(p v1.Protocol, at netip.AddrPort) { l.metrics.Rejected(tracker.FamilyOf(at.Addr()), p) },
+		Refused: func(p v1.Protocol, at netip.AddrPort) { l.rejected(tracker.FamilyOf(at.Addr()), p) },
 		Log:     log,
 	})
-	l.metrics = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
+	l.failed, l.rejected = a.metrics.WatchLocalhostNodePorts(families, l.plane.Sockets)
 	l.cursor = a.Engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	a.localhost, p.close = l, closing(l.close)
 	return nil
@@ -77,7 +78,7 @@ func (l *localhost) apply(ctx context.Context, d *ruleset.Delta) error {
 	err := l.plane.Apply(ctx, d)
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		for _, k := range slices.SortedFunc(maps.Keys(p.Failed), tracker.Key.Compare) {
-			l.metrics.Failed(k.Family)
+			l.failed(k.Family)
 			l.complaints.Write(slog.LevelWarn, complaint.Port(k.Namespace, k.Name, k.String()), "cannot serve NodePorts at a loopback address, will retry", "error", p.Failed[k])
 		}
 	}

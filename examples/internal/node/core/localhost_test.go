@@ -36,7 +36,7 @@ func TestFlappingNodePortIsReportedOnce(t *testing.T) {
 	l := &localhost{complaints: complaint.NewLog(slog.New(slog.NewTextHandler(&logged, nil)))}
 	serves := func(f *ruleset.Frontend, _ v1.Protocol, _ netip.AddrPort) bool { return f.Kind == ruleset.KindNodePort }
 	l.plane = userspace.New(userspace.Config{Addresses: loopbackAddresses{config.Loopback(tracker.IPv4)}, Serves: serves})
-	l.metrics = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
+	l.failed, l.rejected = metrics.NewSet(metrics.Config{}).WatchLocalhostNodePorts([]tracker.Family{tracker.IPv4}, l.plane.Sockets)
 	cursor := engine.Attach("localhost", ruleset.BackendFunc(l.apply))
 	tr.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 	failures := 0

@@ -22,32 +22,30 @@ func OpenAddresses() (own func() ([]netip.Addr, error), ranges func() (Ranges, e
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
-	return func() ([]netip.Addr, error) { return OwnAddresses(nl) }, func() (Ranges, error) { return readRanges(nl) }, nl.Close, nil
+	return func() ([]netip.Addr, error) { return ownAddresses(nl) }, func() (Ranges, error) { return readRanges(nl) }, nl.Close, nil
 }
 
-func mainRoutes(nl *netlink.Handle, family int) ([]netlink.Route, error) {
-	routes, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Route, error) {
+// network reads the addresses of a family and its main routing table.
+func network(nl *netlink.Handle, family int) (addrs []netlink.Addr, routes []netlink.Route, err error) {
+	ctx := context.Background()
+	addrs, err = nfnl.Whole(ctx, netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list the addresses: %w", err)
+	}
+	routes, err = nfnl.Whole(ctx, netlink.ErrDumpInterrupted, func() ([]netlink.Route, error) {
 		return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the routing table: %w", err)
+		return nil, nil, fmt.Errorf("cannot read the routing table: %w", err)
 	}
-	return routes, nil
-}
-
-func addresses(nl *netlink.Handle, family int) ([]netlink.Addr, error) {
-	addrs, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
-	if err != nil {
-		return nil, fmt.Errorf("cannot list the addresses: %w", err)
-	}
-	return addrs, nil
+	return addrs, routes, nil
 }
 
 // readRanges returns the addresses to which the node's network leads. Networks of one address are left
 // out: the address is the node's own.
 func readRanges(nl *netlink.Handle) (out Ranges, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		addrs, err := addresses(nl, family)
+		addrs, routes, err := network(nl, family)
 		if err != nil {
 			return Ranges{}, err
 		}
@@ -55,10 +53,6 @@ func readRanges(nl *netlink.Handle) (out Ranges, err error) {
 			if p := prefix(a.IPNet); !p.IsSingleIP() {
 				out.Connected = append(out.Connected, p)
 			}
-		}
-		routes, err := mainRoutes(nl, family)
-		if err != nil {
-			return Ranges{}, err
 		}
 		for _, r := range routes {
 			if p := prefix(r.Dst); p.Bits() > 0 {
@@ -77,17 +71,13 @@ func prefix(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(Addr(n.IP), bits).Masked()
 }
 
-// OwnAddresses returns the node's addresses according to its routing table. In each family
+// ownAddresses returns the node's addresses according to its routing table. In each family
 // that is the source address of the default route. Without a default route it is every
 // address that is neither loopback nor link-local.
-func OwnAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
+func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := mainRoutes(nl, family)
-		if err != nil {
-			return nil, err
-		}
-		addrs, err := addresses(nl, family)
+		addrs, routes, err := network(nl, family)
 		if err != nil {
 			return nil, err
 		}
@@ -112,13 +102,7 @@ func OwnAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 // route. It is the address that the route names, or else an address of its interface,
 // preferably in the network of the gateway.
 func defaultSource(routes []netlink.Route, addrs []netlink.Addr) net.IP {
-	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool {
-		if r.Dst == nil {
-			return false
-		}
-		bits, _ := r.Dst.Mask.Size()
-		return bits != 0
-	})
+	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return prefix(r.Dst).Bits() > 0 })
 	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return cmp.Compare(a.Priority, b.Priority) })
 	for _, r := range routes {
 		if r.Src != nil {

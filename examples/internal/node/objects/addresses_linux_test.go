@@ -22,7 +22,7 @@ func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 				return err
 			}
 			defer nl.Close()
-			addrs, err := OwnAddresses(nl)
+			addrs, err := ownAddresses(nl)
 			for _, a := range addrs {
 				got = append(got, a.String())
 			}

@@ -38,8 +38,9 @@ type Live struct {
 
 // Watch returns the world after all objects are listed.
 func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, err error) {
-	wait, cancelWait := context.WithTimeout(ctx, peekTimeout)
-	defer cancelWait()
+	wait, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	defer time.AfterFunc(peekTimeout, func() { giveUp(fmt.Errorf("cannot list the objects: %w", context.DeadlineExceeded)) }).Stop()
 	src, client, err := NewSource(cfg, nil, log)
 	if err != nil {
 		return nil, err
@@ -66,32 +67,21 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 		return nil, err
 	}
 	stop = append(stop, stopReading)
-	var mu sync.Mutex
-	failing := map[string]*time.Timer{} // by resource
-	failed := make(chan error, 1)
+	var failing sync.Map // timers by resource
 	w, err := New(cfg, nil, node, WorldHooks{
 		APIServer: FindAPIAddresses(wait, client, log),
 		Own:       own,
 		Ranges:    ranges,
 		Keep:      true,
 		NotRead: func(resource string, err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			if failing[resource] == nil {
-				failing[resource] = time.AfterFunc(failingTimeout, func() {
-					select {
-					case failed <- fmt.Errorf("cannot read %s: %w", resource, err):
-					default:
-					}
-				})
+			t := time.AfterFunc(failingTimeout, func() { giveUp(fmt.Errorf("cannot read %s: %w", resource, err)) })
+			if _, ok := failing.LoadOrStore(resource, t); ok {
+				t.Stop()
 			}
 		},
 		Contact: func(resource string) {
-			mu.Lock()
-			defer mu.Unlock()
-			if t := failing[resource]; t != nil {
-				t.Stop()
-				delete(failing, resource)
+			if t, ok := failing.LoadAndDelete(resource); ok {
+				t.(*time.Timer).Stop()
 			}
 		},
 		Failed: func(error) {},
@@ -116,10 +106,8 @@ func Watch(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Live, 
 	for !w.Tracker.Synced() {
 		select {
 		case <-changed:
-		case err := <-failed:
-			return nil, err
 		case <-wait.Done():
-			return nil, fmt.Errorf("cannot list the objects: %w", wait.Err())
+			return nil, context.Cause(wait)
 		}
 	}
 	return &Live{World: w, Changed: changed, Close: closeAll}, nil

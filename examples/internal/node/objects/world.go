@@ -318,10 +318,8 @@ func keptOf[T metav1.Object](w *World, is func(T) bool) (out []T) {
 
 // KeptService returns a Service, or nil.
 func (w *World) KeptService(n types.NamespacedName) *v1.Service {
-	w.kept.Lock()
-	defer w.kept.Unlock()
-	if k := w.kept.objects[objectName{kindService, n}]; k != nil {
-		return k.Object.(*v1.Service)
+	for _, s := range keptOf(w, func(s *v1.Service) bool { return s.Namespace == n.Namespace && s.Name == n.Name }) {
+		return s
 	}
 	return nil
 }
