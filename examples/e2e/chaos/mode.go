@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,50 +24,44 @@ type mode struct {
 	args []string
 	// nodePorts is the value of --nodeport-addresses.
 	nodePorts string
-	// programs are the tools that faults need.
-	programs []string
+	// needs is a shell command that succeeds on a host without rules if the machine supports the mode, and probe, if
+	// not nil, returns an error if it does not.
+	needs string
+	probe func(*netlab.Host) error
 	// faults are the faults of the mode's rules.
 	faults []fault
 	// flavor ends the names of the iptables tools.
 	flavor string
-	// probe, if not nil, returns an error if the machine does not support the mode. The host has no rules.
-	probe func(*netlab.Host) error
 	// prepare, if not nil, prepares a world for its agents.
 	prepare func(*world) error
 }
 
 var modes = []*mode{
 	{
-		name: "nftables", args: []string{"--proxy-mode", "nftables"}, nodePorts: "primary", programs: []string{"nft"},
-		faults: nftFaults,
+		name: "nftables", args: []string{"--proxy-mode", "nftables"}, nodePorts: "primary",
+		needs: "nft list ruleset", faults: nftFaults,
 	},
 	{
-		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all", programs: []string{"iptables-save", "ip6tables-save"},
-		faults: iptablesFaults,
+		name: "iptables", args: []string{"--proxy-mode", "iptables"}, nodePorts: "all",
+		needs: "iptables-save && ip6tables-save", faults: iptablesFaults,
 	},
 	{
 		name: "iptables-legacy", args: []string{"--proxy-mode", "iptables", "--iptables-flavor", "legacy"}, nodePorts: "all",
-		programs: []string{"iptables-legacy", "ip6tables-legacy"},
-		faults:   iptablesFaults, flavor: "-legacy",
+		needs: "iptables-legacy-save && ip6tables-legacy-save", faults: iptablesFaults, flavor: "-legacy",
 	},
 	{
 		// IPVS may keep a connection that has ended for the time of an open one (15 minutes by
 		// default), if two processors handle its last packets. Its endpoint drains as long.
 		name: "ipvs", args: []string{"--proxy-mode", "ipvs", "--ipvs-tcp-timeout", "2m"}, nodePorts: "all",
-		programs: []string{"iptables-save", "ip6tables-save", "ipset", "ipvsadm"},
-		faults:   ipvsFaults,
-		probe: func(h *netlab.Host) error {
-			_, err := h.Output("ipvsadm", "-Sn")
-			return err
-		},
+		needs: "iptables-save && ip6tables-save && ipset list && ipvsadm -Sn", faults: ipvsFaults,
 	},
 	{
-		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, nodePorts: "primary", programs: []string{"nft", "unshare", "mount"},
-		faults: append(socketFaults, nftFaults...), probe: probeSockets, prepare: prepareSockets,
+		name: "sockets", args: []string{"--proxy-mode", "nftables", "--socket-lb"}, nodePorts: "primary",
+		needs: "nft list ruleset && unshare -m mount", probe: probeSockets, faults: append(socketFaults, nftFaults...), prepare: prepareSockets,
 	},
 	{
-		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, nodePorts: "primary", programs: []string{"nft"},
-		faults: append(offloadFaults, nftFaults...),
+		name: "offload", args: []string{"--proxy-mode", "nftables", "--nftables-offload", "eth*,veth*"}, nodePorts: "primary",
+		needs: "nft list ruleset", faults: append(offloadFaults, nftFaults...),
 		probe: func(h *netlab.Host) error {
 			return nftables.Probe(context.Background(), nftables.Config{NetNS: h.File(), Offload: &nftables.Offload{Interfaces: []string{"*"}}})
 		},
@@ -85,18 +77,16 @@ func modeNames() (out []string) {
 
 // supported returns an error that names what the mode lacks on this machine.
 func (m *mode) supported() error {
-	for _, p := range append(slices.Clone(m.programs), "ip") {
-		if _, err := exec.LookPath(p); err != nil {
-			return err
-		}
-	}
-	if m.probe == nil {
-		return nil
-	}
 	lab := netlab.New()
 	defer lab.Close()
 	h := lab.Host("probe")
-	lab.Do(func() error { return m.probe(h) })
+	lab.Do(func() error {
+		_, err := h.Output("sh", "-c", "ip link && "+m.needs)
+		return err
+	})
+	if m.probe != nil {
+		lab.Do(func() error { return m.probe(h) })
+	}
 	return lab.Err
 }
 

@@ -157,11 +157,11 @@ func (n *node) sh(text string) (string, error) { return n.Output("sh", "-c", tex
 // toggle adds or removes an address with the length of its prefix, or a link. It returns the addresses that the node
 // has then.
 func (n *node) toggle(what string) ([]netip.Addr, error) {
-	add, remove := "ip link add "+what+" up type veth peer name peer-"+what, "ip link del "+what
+	add, remove := "link add "+what+" up type veth peer name peer-"+what, "link del "+what
 	if strings.Contains(what, "/") {
 		// The kernel does not choose a deprecated address as the source of packets: the node's
 		// own address stays the same.
-		add, remove = "ip addr replace "+what+" dev eth0 preferred_lft 0", "ip addr del "+what+" dev eth0"
+		add, remove = "addr replace "+what+" dev eth0 preferred_lft 0", "addr del "+what+" dev eth0"
 	}
 	command := add
 	if i := slices.Index(n.extra, what); i >= 0 {
@@ -169,7 +169,7 @@ func (n *node) toggle(what string) ([]netip.Addr, error) {
 	} else {
 		n.extra = append(n.extra, what)
 	}
-	_, err := n.sh(command)
+	_, err := n.Output("ip", strings.Fields(command)...) // the shell of a virtual machine has another ip
 	out := slices.Clone(nodeAddresses)
 	for _, x := range n.extra {
 		if p, err := netip.ParsePrefix(x); err == nil {

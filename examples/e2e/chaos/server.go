@@ -170,50 +170,42 @@ func (s *apiServer) endWatches(expire bool) {
 	})
 }
 
-// ServeHTTP answers lists, watches, requests for one object, and writes of Events.
+// ServeHTTP answers lists, watches, and writes of Events.
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	q, res := r.URL.Query(), resource(path.Base(r.URL.Path))
-	watching, _ := strconv.ParseBool(q.Get("watch"))
 	initial := q.Get("sendInitialEvents") == "true"
-	from, _ := strconv.Atoi(q.Get("resourceVersion"))
+	refuse := func(code int, reason metav1.StatusReason) {
+		w.WriteHeader(code)
+		w.Write(status(code, reason))
+	}
 	s.mu.Lock()
 	fail := s.fail > 0
 	s.fail = max(0, s.fail-1)
 	code := pick(s.rng, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout)
-	one := s.objects[resource(path.Base(path.Dir(r.URL.Path)))]["/"+string(res)] // it has no namespace
 	s.mu.Unlock()
-	switch kind, known := kinds[res]; {
+	switch {
 	case fail:
 		s.abort(3)
 		if code == http.StatusTooManyRequests {
 			w.Header().Set("Retry-After", "1")
 		}
-		refuse(w, code, metav1.StatusReasonInternalError)
+		refuse(code, metav1.StatusReasonInternalError)
 	case r.Method != http.MethodGet:
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprint(w, `{"kind":"Event","apiVersion":"v1","metadata":{"name":"event","namespace":"default"}}`)
-	case one != nil:
-		w.Write(encode(one))
-	case !known:
-		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
-	case !watching:
+	case q.Get("watch") == "":
 		items, version := s.shuffled(res)
 		w.Write(encode(map[string]any{
-			"kind": kind.Kind + "List", "apiVersion": kind.GroupVersion().String(),
+			"kind": kinds[res].Kind + "List", "apiVersion": kinds[res].GroupVersion().String(),
 			"metadata": metav1.ListMeta{ResourceVersion: fmt.Sprint(version)}, "items": items,
 		}))
 	case initial && !s.stream:
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		refuse(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
+		from, _ := strconv.Atoi(q.Get("resourceVersion"))
 		s.watch(w, r, res, initial, from)
 	}
-}
-
-// refuse answers with an API error.
-func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
-	w.WriteHeader(code)
-	w.Write(status(code, reason))
 }
 
 func status(code int, reason metav1.StatusReason) json.RawMessage {
