@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -65,38 +64,28 @@ const (
 	maxServices = 60000
 )
 
-// The first cluster IP and the first endpoint.
-var (
-	firstClusterIP = netip.MustParseAddr("10.100.0.1")
-	endpointRange  = netip.MustParsePrefix("10.128.0.0/9")
-)
-
 const (
 	servicePort  = 80
 	endpointPort = 8080
 )
 
-func number(a netip.Addr) uint32 {
-	v := a.As4()
-	return binary.BigEndian.Uint32(v[:])
+func clusterIP(service int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 100, byte(service >> 8), byte(service)})
 }
 
-func plus(a netip.Addr, n int) netip.Addr {
-	var v [4]byte
-	binary.BigEndian.PutUint32(v[:], number(a)+uint32(n))
-	return netip.AddrFrom4(v)
-}
-
-func clusterIP(service int) netip.Addr { return plus(firstClusterIP, service) }
+// endpointRange has the endpoints of all Services.
+var endpointRange = netip.MustParsePrefix("10.128.0.0/9")
 
 // endpoint returns the n-th address of one of a Service's two sets, between which changes alternate.
 func endpoint(service, set, n int) netip.Addr {
-	return plus(endpointRange.Addr(), (service*2+set)*endpoints+n)
+	i := (service*2+set)*endpoints + n
+	return netip.AddrFrom4([4]byte{10, 128 + byte(i>>16), byte(i >> 8), byte(i)})
 }
 
 func setOf(a netip.Addr) (service, set int) {
-	n := int(number(a) - number(endpointRange.Addr()))
-	return n / endpoints / 2, n / endpoints % 2
+	b := a.As4()
+	i := (int(b[1]-128)<<16 + int(b[2])<<8 + int(b[3])) / endpoints
+	return i / 2, i % 2
 }
 
 func serviceObject(i int) []byte {

@@ -120,14 +120,14 @@ func (c *control) measure(ctx context.Context, o *options, r *Run) error {
 	}
 	r.progress("changes")
 	if err := m.changes(ctx, changes); err != nil {
-		return errors.Join(fmt.Errorf("changes: %w", err), m.process.Ended())
+		return fmt.Errorf("changes: %w", err)
 	}
 	if o.changesOnly {
 		return nil
 	}
 	r.progress("burst")
 	if err := m.burst(ctx, o.rated); err != nil {
-		return errors.Join(fmt.Errorf("burst: %w", err), m.process.Ended())
+		return fmt.Errorf("burst: %w", err)
 	}
 	return nil
 }

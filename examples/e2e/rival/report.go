@@ -54,17 +54,13 @@ func (r *Run) title() string {
 	return r.Proxy + " (" + r.MinSyncPeriod + ")"
 }
 
-// Usage is the resource usage of a phase.
+// Usage is the resource usage of a phase, as columns describe it.
 type Usage struct {
-	// CPUSeconds is CPU time, user and system, including ended child processes.
 	CPUSeconds float64 `json:"cpuSeconds"`
-	// PeakMiB is the largest resident set of the proxy's process in the phase, without
-	// child processes and without the kernel's memory.
-	PeakMiB float64 `json:"peakMiB"`
+	PeakMiB    float64 `json:"peakMiB"`
 }
 
-// Start is the phase from the start of the process until every Service answers. The proxy
-// starts several times, on a new node each time; the median start counts.
+// Start is the phase from the start of the process until every Service answers.
 type Start struct {
 	// Seconds is the time until each of 64 evenly spread Services, among them the first and
 	// the last, has answered a connection. Then all Services are tried once. If one does not
@@ -73,9 +69,7 @@ type Start struct {
 	Usage
 }
 
-// Latency has the latencies of Count changes in milliseconds: from the API server's answer to the update of
-// an EndpointSlice, which replaces all endpoints of a Service by as many others, until an endpoint of
-// the update answers a connection. Of a burst, 50 evenly spread changes are measured.
+// Latency has the latencies of Count changes, which replace all endpoints of a Service by as many others.
 type Latency struct {
 	Count int     `json:"count"`
 	P50ms float64 `json:"p50Ms"`
@@ -84,13 +78,10 @@ type Latency struct {
 	Usage
 }
 
-// Connections is the number of TCP connections per second that two clients reach together.
-// Each client makes one connection after another: it connects, reads four bytes and resets
-// the connection. All proxies with the same number of Services are measured in turn, in rounds of
-// a fifth of a second through the last Service and another directly. The rates are means.
+// Connections has the rates of TCP connections that two clients reach together, through the last Service and to
+// one of its endpoints. Each client connects, reads four bytes and resets the connection, again and again. All
+// proxies with the same number of Services are measured in turn, in rounds of a fifth of a second for each rate.
 type Connections struct {
-	// PerSecond is the rate through the last Service, and DirectPerSecond the rate to one of
-	// its endpoints.
 	PerSecond       float64 `json:"perSecond"`
 	DirectPerSecond float64 `json:"directPerSecond"`
 }
