@@ -1,10 +1,8 @@
 package inspect
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -71,9 +69,9 @@ const (
 type reply uint8
 
 const (
-	silent   reply = iota // nothing yet
-	answered              // a packet, other than a reset
+	answered reply = iota // by a packet other than a reset
 	reset                 // a TCP endpoint refused the connection
+	silent                // nothing yet
 )
 
 const (
@@ -154,48 +152,48 @@ func (f *follower) close() {
 	}
 }
 
-// The chains of the table, named after their hooks. The first two mark packets before any other chain. The last two
-// show the final addresses of packets; only connection tracking, which confirms connections, runs later.
-const (
-	chainPrerouting  = "prerouting"
-	chainOutput      = "output"
-	chainInput       = "input"
-	chainPostrouting = "postrouting"
-)
+// chains has the table's family and name, and the rule for both chains that mark packets, which run before any other
+// chain. The last two show the final addresses of packets; only connection tracking, which confirms connections, runs
+// later.
+const chains = `table %[1]s %[2]s {
+	chain prerouting {
+		type filter hook prerouting priority -2147483648; policy accept;
+		%[3]s
+	}
+	chain output {
+		type filter hook output priority -2147483648; policy accept;
+		%[3]s
+	}
+	chain input {
+		type filter hook input priority 2147483646; policy accept;
+	}
+	chain postrouting {
+		type filter hook postrouting priority 2147483646; policy accept;
+	}
+}`
 
 // install adds the table to the kernel. The kernel removes it when the owner is closed.
 func (f *follower) install() error {
+	family, name := uint8(unix.NFPROTO_IPV4), "ip"
+	if f.packet.To.Addr().Is6() {
+		family, name = unix.NFPROTO_IPV6, "ip6"
+	}
 	var b nft.Batch
 	b.Reset()
-	t := nft.Table{Batch: &b, Family: unix.NFPROTO_IPV4, Name: f.table}
-	if f.packet.To.Addr().Is6() {
-		t.Family = unix.NFPROTO_IPV6
-	}
-	b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
-	b.String(unix.NFTA_TABLE_NAME, t.Name)
+	b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family)
+	b.String(unix.NFTA_TABLE_NAME, f.table)
 	b.Uint32(unix.NFTA_TABLE_FLAGS, flagOwner)
 	b.End()
-	for name, hook := range nft.Hooks() {
-		switch name {
-		case chainPrerouting, chainOutput:
-			t.CreateChain(name, &nft.BaseChain{Type: "filter", Hook: hook, Priority: math.MinInt32})
-			if err := t.Rule(name, 0, unix.NLM_F_APPEND, f.rule()); err != nil {
-				return err
-			}
-		case chainInput, chainPostrouting:
-			t.CreateChain(name, &nft.BaseChain{Type: "filter", Hook: hook, Priority: math.MaxInt32 - 1})
-		}
+	if err := b.Script(fmt.Sprintf(chains, name, f.table, f.rule(name))); err != nil {
+		return err
 	}
 	return f.owner.Commit(&b)
 }
 
-// rule returns the rule that marks packets: at most 100 a second, so that tracing does not slow a busy destination
-// down. The kernel writes some twenty messages for each packet.
-func (f *follower) rule() string {
-	to, from, ip := f.packet.To, f.from, "ip"
-	if to.Addr().Is6() {
-		ip = "ip6"
-	}
+// rule returns the rule that marks packets of a family: at most 100 a second, so that tracing does not slow a busy
+// destination down. The kernel writes some twenty messages for each packet.
+func (f *follower) rule(ip string) string {
+	to, from := f.packet.To, f.from
 	rule := fmt.Sprintf("%s daddr == %v ", ip, netip.PrefixFrom(to.Addr(), to.Addr().BitLen()))
 	if a := from.Addr(); a.IsValid() {
 		rule += fmt.Sprintf("%s saddr == %v ", ip, netip.PrefixFrom(a, a.BitLen()))
@@ -252,7 +250,7 @@ func (f *follower) event(e tuple.Entry, deleted bool) {
 	if c == nil && f.table != "" {
 		return
 	} else if c == nil {
-		c = &connection{from: from, to: f.packet.To, lastFrom: e.Reply.Dst, lastTo: e.Reply.Src, in: unknown, seen: time.Now()}
+		c = &connection{from: from, to: f.packet.To, lastFrom: e.Reply.Dst, lastTo: e.Reply.Src, in: unknown, reply: silent, seen: time.Now()}
 		f.connections[from] = c
 		f.finish(c, sent)
 	}
@@ -269,7 +267,7 @@ type message struct {
 	step
 	id      uint32 // of the packet
 	policy  bool   // the chain's policy applied; without it and a rule, a chain ended
-	verdict int32
+	verdict uint32
 	in, out uint32 // interfaces' indices, 0 if none
 	// from and to are the packet's addresses. Only the first message of each base chain has them.
 	from, to netip.AddrPort
@@ -277,24 +275,19 @@ type message struct {
 
 // parseMessage parses the attributes of a message about a table of a family.
 func parseMessage(family uint8, attrs []byte) message {
-	var a [unix.NFTA_TRACE_POLICY + 1][]byte
-	for typ, data := range nfnl.Attributes(attrs) {
-		if int(typ) < len(a) {
-			a[typ] = data
-		}
-	}
+	get := func(typ uint16) []byte { return attribute(attrs, typ) }
 	m := message{
-		step: step{family, nfnl.String(a[unix.NFTA_TRACE_TABLE]), nfnl.String(a[unix.NFTA_TRACE_CHAIN]), nfnl.Uint64(a[unix.NFTA_TRACE_RULE_HANDLE])},
-		id:   nfnl.Uint32(a[unix.NFTA_TRACE_ID]), policy: nfnl.Uint32(a[unix.NFTA_TRACE_TYPE]) == unix.NFT_TRACETYPE_POLICY, verdict: -1,
-		in: nfnl.Uint32(a[unix.NFTA_TRACE_IIF]), out: nfnl.Uint32(a[unix.NFTA_TRACE_OIF]),
-	}
-	if code := attribute(a[unix.NFTA_TRACE_VERDICT], unix.NFTA_VERDICT_CODE); code != nil {
-		m.verdict = int32(nfnl.Uint32(code))
+		step:    step{family, nfnl.String(get(unix.NFTA_TRACE_TABLE)), nfnl.String(get(unix.NFTA_TRACE_CHAIN)), nfnl.Uint64(get(unix.NFTA_TRACE_RULE_HANDLE))},
+		id:      nfnl.Uint32(get(unix.NFTA_TRACE_ID)),
+		policy:  nfnl.Uint32(get(unix.NFTA_TRACE_TYPE)) == unix.NFT_TRACETYPE_POLICY,
+		verdict: nfnl.Uint32(attribute(get(unix.NFTA_TRACE_VERDICT), unix.NFTA_VERDICT_CODE)),
+		in:      nfnl.Uint32(get(unix.NFTA_TRACE_IIF)),
+		out:     nfnl.Uint32(get(unix.NFTA_TRACE_OIF)),
 	}
 	if m.policy {
-		m.rule, m.verdict = 0, int32(nfnl.Uint32(a[unix.NFTA_TRACE_POLICY]))
+		m.rule, m.verdict = 0, nfnl.Uint32(get(unix.NFTA_TRACE_POLICY))
 	}
-	network, transport := a[unix.NFTA_TRACE_NETWORK_HEADER], a[unix.NFTA_TRACE_TRANSPORT_HEADER]
+	network, transport := get(unix.NFTA_TRACE_NETWORK_HEADER), get(unix.NFTA_TRACE_TRANSPORT_HEADER)
 	at, size := 12, 4
 	if len(network) > 0 && network[0]>>4 == 6 {
 		at, size = 8, 16
@@ -302,8 +295,8 @@ func parseMessage(family uint8, attrs []byte) message {
 	if len(network) >= at+2*size && len(transport) >= 4 {
 		from, _ := netip.AddrFromSlice(network[at : at+size])
 		to, _ := netip.AddrFromSlice(network[at+size : at+2*size])
-		m.from = netip.AddrPortFrom(from, binary.BigEndian.Uint16(transport))
-		m.to = netip.AddrPortFrom(to, binary.BigEndian.Uint16(transport[2:]))
+		m.from = netip.AddrPortFrom(from, nfnl.Uint16(transport[:2]))
+		m.to = netip.AddrPortFrom(to, nfnl.Uint16(transport[2:4]))
 	}
 	return m
 }
@@ -332,12 +325,12 @@ func (f *follower) step(m message, now time.Time) {
 		c.lastFrom, c.lastTo = m.from, m.to
 	}
 	switch {
-	case own && headers && m.chain == chainPostrouting:
+	case own && headers && m.chain == "postrouting":
 		c.out = int(m.out)
 		if c.looping = m.out == loopback; !c.looping {
 			f.finish(c, sent)
 		}
-	case own && headers && m.chain == chainInput:
+	case own && headers && m.chain == "input":
 		f.finish(c, delivered)
 	case own, m.policy && m.verdict != nfDrop, !m.policy && m.rule == 0:
 	default:
@@ -373,7 +366,7 @@ func (f *follower) begin(m message) *connection {
 	if f.connections[m.from] != nil {
 		return nil
 	}
-	c := &connection{from: m.from, to: m.to, in: int(m.in), id: m.id}
+	c := &connection{from: m.from, to: m.to, in: int(m.in), id: m.id, reply: silent}
 	f.packets[m.id], f.connections[m.from] = c, c
 	return c
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,16 +10,15 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/cli"
-	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/examples/userspace/vip"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -59,7 +59,7 @@ var (
 // TraceCommand returns the verb trace.
 func TraceCommand(p *cli.Program) *cobra.Command {
 	c := &cobra.Command{Use: traceUse, Short: traceShort, Long: traceLong}
-	t := &tracing{endpoints: map[netip.AddrPort][]*connection{}, actions: map[ruleset.Action]int{}}
+	t := &tracing{}
 	flags := p.AddFlags(c)
 	flags.StringVar(&t.from, "from", "", "follow only connections from this `address`, optionally with a port (ADDR:PORT)")
 	flags.DurationVar(&t.long, "for", 10*time.Second, "how long to follow connections")
@@ -121,20 +121,13 @@ func (t *tracing) trace(ctx context.Context, p *cli.Program, flags *config.Flags
 }
 
 // localAddresses returns all of the node's own addresses.
-func localAddresses() (out []netip.Addr, err error) {
-	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+func localAddresses() ([]netip.Addr, error) {
+	a, err := vip.New()
 	if err != nil {
-		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
+		return nil, err
 	}
-	defer nl.Close()
-	list, err := nfnl.Whole(context.Background(), netlink.ErrDumpInterrupted, func() ([]netlink.Addr, error) { return nl.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("cannot list the addresses: %w", err)
-	}
-	for _, a := range list {
-		out = append(out, objects.Addr(a.IP))
-	}
-	return out, nil
+	defer a.Close()
+	return a.Own()
 }
 
 type tracing struct {
@@ -150,10 +143,9 @@ type tracing struct {
 	// moments are the snapshots of the last seconds, the newest last.
 	moments []moment
 
-	pending      []*connection                    // those to print; the first may agree with the next change of the objects
-	endpoints    map[netip.AddrPort][]*connection // the connections that each got
-	actions      map[ruleset.Action]int           // the number of connections of each
-	seen, agreed int
+	pending []*connection // those to print; the first may agree with the next change of the objects
+	printed []*connection
+	differ  int // the number of printed connections that do
 }
 
 type moment struct {
@@ -197,7 +189,7 @@ func (t *tracing) run(ctx context.Context, f *follower) error {
 }
 
 // full reports whether all connections that were asked for are printed.
-func (t *tracing) full() bool { return t.count != 0 && t.seen >= t.count }
+func (t *tracing) full() bool { return t.count != 0 && len(t.printed) >= t.count }
 
 // print prints connections in their order. One that differs from the objects waits for the next change of the objects.
 func (t *tracing) print(done []*connection) {
@@ -246,11 +238,7 @@ func (t *tracing) connection(c *connection) bool {
 	for _, line := range c.lines {
 		printLine(t.out, "kernel: %s", line)
 	}
-	t.seen++
-	t.actions[c.action]++
-	if c.action == ruleset.ActionForward {
-		t.endpoints[c.lastTo] = append(t.endpoints[c.lastTo], c)
-	}
+	t.printed = append(t.printed, c)
 	if t.live == nil {
 		return true
 	}
@@ -262,60 +250,60 @@ func (t *tracing) connection(c *connection) bool {
 			printLine(t.out, "must: endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
 		}
 		printLine(t.out, "DIFFERS: %v", differs)
+		t.differ++
 		return true
 	}
-	t.agreed++
 	printLine(t.out, "agrees")
 	return true
 }
 
-// inInterface returns the name of the interface that a packet came in by, as
-// [ruleset.Packet] has it.
+// inInterface returns the name of the interface that a packet came in by, as [ruleset.Packet] has it.
 func (t *tracing) inInterface(c *connection) string {
 	if c.in == 0 || c.in == unknown && slices.Contains(t.packet.NodeAddresses, c.from.Addr()) {
 		return ""
 	}
-	if name := interfaceName(c.in); name != "" {
-		return name
-	}
-	return outside // it is unknown or gone
+	return cmp.Or(interfaceName(c.in), outside)
 }
 
 // summary prints the number of connections of each endpoint, and the last line.
 func (t *tracing) summary() error {
-	if len(t.endpoints) > 0 {
+	actions, replies := map[ruleset.Action]int{}, map[netip.AddrPort]map[reply]int{}
+	for _, c := range t.printed {
+		if actions[c.action]++; c.action != ruleset.ActionForward {
+			continue
+		}
+		if replies[c.lastTo] == nil {
+			replies[c.lastTo] = map[reply]int{}
+		}
+		replies[c.lastTo][c.reply]++
+	}
+	if len(replies) > 0 {
 		fmt.Fprintln(t.out)
 	}
-	for _, e := range slices.SortedFunc(maps.Keys(t.endpoints), netip.AddrPort.Compare) {
-		n := map[reply]int{}
-		for _, c := range t.endpoints[e] {
-			n[c.reply]++
-		}
-		line, sep := fmt.Sprintf("endpoint %v got %d of %d", e, len(t.endpoints[e]), t.seen), ": "
-		for _, r := range []reply{answered, reset, silent} {
-			if n[r] != 0 {
-				line += fmt.Sprintf("%s%d %s", sep, n[r], [...]string{"silent", "answered", "reset by the endpoint"}[r])
-				sep = ", "
+	for _, e := range slices.SortedFunc(maps.Keys(replies), netip.AddrPort.Compare) {
+		got, list := 0, []string{}
+		for r, what := range [...]string{"answered", "reset by the endpoint", "silent"} {
+			if n := replies[e][reply(r)]; n != 0 {
+				got, list = got+n, append(list, fmt.Sprint(n, " ", what))
 			}
 		}
-		printLine(t.out, "%s", line)
+		printLine(t.out, "endpoint %v got %d of %d: %s", e, got, len(t.printed), strings.Join(list, ", "))
 	}
 	fmt.Fprintln(t.out)
-	if t.seen == 0 {
+	if len(t.printed) == 0 {
 		printLine(t.out, "no new connection to %v was seen", t.packet.To)
 		return errNoConnections
 	}
-	forwarded, refused := t.actions[ruleset.ActionForward], t.actions[ruleset.ActionReject]
-	line := fmt.Sprintf("%s: %d forwarded, %d refused, %d neither", count(t.seen, "connection"), forwarded, refused, t.seen-forwarded-refused)
+	forwarded, refused := actions[ruleset.ActionForward], actions[ruleset.ActionReject]
+	line := fmt.Sprintf("%s: %d forwarded, %d refused, %d neither", count(len(t.printed), "connection"), forwarded, refused, len(t.printed)-forwarded-refused)
 	switch {
-	case t.live == nil:
-		printLine(t.out, "%s", line)
-	case t.agreed == t.seen:
-		printLine(t.out, "%s; kernel and objects AGREE", line)
-	default:
-		printLine(t.out, "%s; kernel and objects DIFFER for %d", line, t.seen-t.agreed)
+	case t.differ != 0:
+		printLine(t.out, "%s; kernel and objects DIFFER for %d", line, t.differ)
 		return errTrace
+	case t.live != nil:
+		line += "; kernel and objects AGREE"
 	}
+	printLine(t.out, "%s", line)
 	if n := t.unanswered(); n != 0 {
 		printLine(t.out, "%d of them not answered: look at the endpoints above, and at what drops packets beyond this node", n)
 		return errUnanswered
@@ -325,11 +313,9 @@ func (t *tracing) summary() error {
 
 // unanswered returns the number of forwarded connections that were not answered.
 func (t *tracing) unanswered() (n int) {
-	for _, list := range t.endpoints {
-		for _, c := range list {
-			if c.reply != answered {
-				n++
-			}
+	for _, c := range t.printed {
+		if c.action == ruleset.ActionForward && c.reply != answered {
+			n++
 		}
 	}
 	return n
