@@ -54,10 +54,9 @@ func NewRecorder(core rest.Interface, component, node string, log *slog.Logger) 
 // Shutdown ends the Recorder. Events that are not yet written may be lost.
 func (r *Recorder) Shutdown() {
 	r.b.Shutdown()
-	r.sink.mu.Lock() // no request begins afterwards
 	r.sink.end()
-	r.sink.mu.Unlock()
-	r.sink.requests.Wait()
+	r.sink.running.Lock() // waits for the last request
+	defer r.sink.running.Unlock()
 }
 
 // Event writes an Event about an object. It does not block.
@@ -80,12 +79,11 @@ type sink struct {
 	log *slog.Logger
 
 	// ctx ends with the Recorder, and with it the requests that run.
-	ctx      context.Context
-	end      context.CancelFunc
-	requests sync.WaitGroup
-
-	mu     sync.Mutex
-	logged time.Time // when a refusal was logged
+	ctx context.Context
+	end context.CancelFunc
+	// running is held while a request runs.
+	running sync.Mutex
+	logged  time.Time // when a refusal was logged
 }
 
 // refusalInterval is the least time between two lines about refused Events.
@@ -107,14 +105,11 @@ func (s *sink) Patch(e *v1.Event, data []byte) (*v1.Event, error) {
 }
 
 func (s *sink) do(e *v1.Event, r *rest.Request) (*v1.Event, error) {
-	s.mu.Lock()
+	s.running.Lock()
+	defer s.running.Unlock()
 	if err := s.ctx.Err(); err != nil {
-		s.mu.Unlock()
 		return nil, err
 	}
-	s.requests.Add(1)
-	s.mu.Unlock()
-	defer s.requests.Done()
 	ctx, cancel := context.WithTimeout(s.ctx, requestTimeout)
 	defer cancel()
 	out := &v1.Event{}
@@ -123,7 +118,7 @@ func (s *sink) do(e *v1.Event, r *rest.Request) (*v1.Event, error) {
 	return out, err
 }
 
-// report logs the error of a request, if any.
+// report logs the error of a request, if any. The caller holds s.running.
 func (s *sink) report(e *v1.Event, err error) {
 	level := slog.LevelDebug
 	var status apierrors.APIStatus
@@ -134,11 +129,9 @@ func (s *sink) report(e *v1.Event, err error) {
 		apierrors.HasStatusCause(err, v1.NamespaceTerminatingCause):
 		return
 	case errors.As(err, &status):
-		s.mu.Lock()
 		if time.Since(s.logged) > refusalInterval {
 			level, s.logged = slog.LevelWarn, time.Now()
 		}
-		s.mu.Unlock()
 	}
 	s.log.Log(context.Background(), level, "cannot write an Event", "reason", e.Reason, "about", e.InvolvedObject.Name, "error", err)
 }

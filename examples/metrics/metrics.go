@@ -34,8 +34,6 @@ type Config struct {
 	Mode string
 	// Families holds the served address families.
 	Families []tracker.Family
-	// Now is the clock. Nil means [time.Now].
-	Now func() time.Time
 }
 
 // Set holds an agent's metrics. Its methods are safe for concurrent use.
@@ -65,9 +63,6 @@ type Set struct {
 
 // NewSet returns a Set with all metrics at 0.
 func NewSet(c Config) *Set {
-	if c.Now == nil {
-		c.Now = time.Now
-	}
 	s := &Set{
 		cfg: c, registry: prometheus.NewRegistry(), pending: map[types.NamespacedName]struct{}{}, slis: newSLIs(),
 	}
@@ -214,7 +209,7 @@ func (s *Set) Rules(f tracker.Family, table string, total, written int) {
 
 // Queued stores the time of the last request for a sync. It fits [runner.Hooks].
 func (s *Set) Queued(at time.Time) {
-	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
+	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(float64(at.UnixNano()) / 1e9) })
 }
 
 // Hooks returns hooks for the [runner.Runner] that syncs the rules, which call Queued and Starting. A run
@@ -285,7 +280,7 @@ func (s *Set) Applied(d *ruleset.Delta, err error) {
 func (s *Set) Synced(i ruleset.SyncInfo) {
 	s.eachFamily(func(f string) {
 		if i.Err == nil {
-			s.lastSync.WithLabelValues(f).Set(seconds(s.cfg.Now()))
+			s.lastSync.WithLabelValues(f).SetToCurrentTime()
 		}
 		if !i.Applied {
 			return
@@ -324,7 +319,7 @@ func (s *Set) OtherRules(proxy, mode, state string) {
 // Contact records an answer of the API server about a resource, such as "services". It fits
 // Contact of informers.Config.
 func (s *Set) Contact(resource string) {
-	s.apiContact.WithLabelValues(resource).Set(seconds(s.cfg.Now()))
+	s.apiContact.WithLabelValues(resource).SetToCurrentTime()
 }
 
 // ConfigInvalid stores whether the configuration file is invalid, so that its previous content is
@@ -357,21 +352,18 @@ func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
 		}
 		families[key.NamespacedName][key.Family] = true
 	}
-	now := s.cfg.Now()
 	for _, t := range d.Triggers {
 		for _, f := range s.cfg.Families {
 			if known := families[t.Service]; known != nil && !known[f] {
 				continue
 			}
 			for _, at := range t.Times {
-				s.latency.WithLabelValues(f.String()).Observe(max(now.Sub(at).Seconds(), 0))
+				s.latency.WithLabelValues(f.String()).Observe(max(time.Since(at).Seconds(), 0))
 			}
 		}
 	}
 	return nil
 }
-
-func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
 // OverBudget counts a Service port over budget. It fits [ruleset.Config].
 func (s *Set) OverBudget(tracker.Key) { s.overBudget.Inc() }

@@ -37,10 +37,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-
 func newSet(mode string) *Set {
-	return NewSet(Config{Mode: mode, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}, Now: func() time.Time { return epoch }})
+	return NewSet(Config{Mode: mode, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}})
 }
 
 // families returns all exported metrics by name.
@@ -78,8 +76,11 @@ func value(t *testing.T, s *Set, name, labels string) float64 {
 	return -1
 }
 
-func TestHooksSetMetrics(t *testing.T) {
-	s := newSet("nftables")
+func TestHooksSetMetrics(t *testing.T) { synctest.Test(t, hooksSetMetrics) }
+
+// hooksSetMetrics runs in a bubble, where no time passes.
+func hooksSetMetrics(t *testing.T) {
+	s, epoch := newSet("nftables"), time.Now()
 	changed := func() bool { return true }
 	s.ReceiveService(types.NamespacedName{Name: "x"}, changed)
 	s.ReceiveService(types.NamespacedName{Name: "x"}, changed)
@@ -217,7 +218,7 @@ func TestMissingCountersAreLeftOut(t *testing.T) {
 // TestDeltasSetEndpointMetrics applies the deltas of a real engine.
 func TestDeltasSetEndpointMetrics(t *testing.T) { synctest.Test(t, deltasSetEndpointMetrics) }
 
-// deltasSetEndpointMetrics runs in a bubble, whose time is before epoch.
+// deltasSetEndpointMetrics runs in a bubble, where each change takes two seconds.
 func deltasSetEndpointMetrics(t *testing.T) {
 	s := newSet("nftables")
 	tr := must.Get(tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}))(t)
@@ -231,17 +232,19 @@ func deltasSetEndpointMetrics(t *testing.T) {
 	}}
 	tr.SetService(svc)
 	slice := func(nodes ...string) {
+		time.Sleep(time.Second) // the tracker ignores what changed before it began
 		name, port := "", int32(80)
 		sl := &discovery.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: "ns", Name: "x-1", Labels: map[string]string{discovery.LabelServiceName: "x"},
-				Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: epoch.Add(-2 * time.Second).Format(time.RFC3339Nano)},
+				Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)},
 			},
 			AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &name, Port: &port}},
 		}
 		for i, n := range nodes {
 			sl.Endpoints = append(sl.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.1.0.%d", i+1)}, NodeName: &n})
 		}
+		time.Sleep(2 * time.Second)
 		tr.SetSlice(sl)
 	}
 	check := func(what string, internal, external, latencies float64) {
