@@ -410,7 +410,7 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		if who.equal(bi.heard) {
 			return nil
 		}
-		if err := setAudience(bi.socket, who); err != nil {
+		if err := setAudience(bi.socket, bi.at.Addr(), who); err != nil {
 			return fmt.Errorf("cannot change the socket filter of %s: %w", bi.at, err)
 		}
 		bi.heard = who
@@ -467,7 +467,7 @@ func (b *Backend) release() {
 	b.connectionsMu.Lock()
 	for c := range b.connections.All() {
 		if a := c.at.Addr(); unused[a] && !slices.Contains(b.internal.own, a) {
-			c.close(true) // while the address is there
+			reset(c.client) // while the address is there
 			c.cut()
 		}
 	}

@@ -120,7 +120,7 @@ func hears(at netip.Addr, who audience, sources []netip.Addr) ([]netip.Addr, err
 		}
 	}
 	// All accepted datagrams are queued by now. This one is the last.
-	if err := setAudience(c, nil); err != nil {
+	if err := setAudience(c, at, nil); err != nil {
 		return nil, err
 	}
 	if err := send(at, "end"); err != nil {
@@ -160,7 +160,7 @@ func TestSocketWithoutFilterAnswersAll(t *testing.T) {
 	for bi := range w.backend.bindings {
 		s := w.backend.bindings[bi].socket
 		for _, l := range [][]netip.Prefix{list, list[:1000]} {
-			if err := setAudience(s, audience{l}); err != nil {
+			if err := setAudience(s, localhost, audience{l}); err != nil {
 				t.Error(err)
 			}
 		}

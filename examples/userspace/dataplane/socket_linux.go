@@ -26,18 +26,12 @@ func control(at netip.Addr, who audience) func(network, address string, c syscal
 }
 
 // setAudience changes the audience of a listening socket. Accepted connections stay.
-func setAudience(s syscall.Conn, who audience) error {
+func setAudience(s syscall.Conn, at netip.Addr, who audience) error {
 	c, err := s.SyscallConn()
 	if err != nil {
 		return err
 	}
-	return onSocket(c, func(fd int) error {
-		domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-		if err != nil {
-			return err
-		}
-		return attach(fd, domain == unix.AF_INET6, who)
-	})
+	return onSocket(c, func(fd int) error { return attach(fd, at.Is6(), who) })
 }
 
 func onSocket(c syscall.RawConn, f func(fd int) error) error {

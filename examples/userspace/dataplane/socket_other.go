@@ -11,4 +11,4 @@ import (
 func control(netip.Addr, audience) func(network, address string, c syscall.RawConn) error { return nil }
 
 // setAudience does nothing: connections from other sources are accepted and reset.
-func setAudience(syscall.Conn, audience) error { return nil }
+func setAudience(syscall.Conn, netip.Addr, audience) error { return nil }

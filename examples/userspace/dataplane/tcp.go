@@ -74,21 +74,15 @@ func (b *Backend) admit(client *net.TCPConn, bi *binding) *conn {
 // serve serves one connection to its end.
 func (b *Backend) serve(c *conn, bi *binding) {
 	defer func() {
-		c.close(false)
 		c.cut()
 		b.connectionsMu.Lock()
 		defer b.connectionsMu.Unlock()
 		b.connections.Remove(c)
 	}()
-	defer context.AfterFunc(c.ctx, func() { c.close(true) })()
-
+	defer context.AfterFunc(c.ctx, func() { reset(c.client) })()
 	e, server := b.connect(c.ctx, bi, c.from)
-	if e == nil || !c.join(server) {
-		if e != nil { // the connection was cut during the dial
-			server.Close()
-			e.leave()
-		}
-		c.close(true)
+	if e == nil {
+		reset(c.client)
 		if c.ctx.Err() == nil {
 			b.config.Refused(v1.ProtocolTCP, bi.at)
 		}
@@ -97,10 +91,17 @@ func (b *Backend) serve(c *conn, bi *binding) {
 	e.service.made.Add(1)
 	defer e.leave()
 	defer context.AfterFunc(e.drained, c.cut)()
+	both := func() {
+		reset(c.client)
+		reset(server)
+	}
+	defer context.AfterFunc(c.ctx, both)()
 	var wg sync.WaitGroup
-	wg.Go(func() { c.copy(c.server, c.client) })
-	c.copy(c.client, c.server)
+	wg.Go(func() { forward(server, c.client, both) })
+	forward(c.client, server, both)
 	wg.Wait()
+	c.client.Close()
+	server.Close()
 }
 
 // connect dials endpoints for a client until one answers, and enters there. It returns nil if no endpoint answers.
@@ -152,52 +153,27 @@ func (b *Backend) dial(ctx context.Context, s *service, to netip.AddrPort) (net.
 	return b.config.Dial(ctx, strings.ToLower(string(k.Protocol)), to)
 }
 
-// conn is a client's connection and, once established, the connection to the endpoint.
+// conn is a client's connection.
 type conn struct {
 	client *net.TCPConn
 	from   netip.AddrPort // the client
 	at     netip.AddrPort // the frontend
-	// ctx ends with the process. Its end ends the dial and resets the connection, and so does cut.
+	// ctx ends with the process. Its end ends the dial and resets both connections, and so does cut.
 	ctx context.Context
 	cut context.CancelFunc
-
-	mu     sync.Mutex
-	server net.Conn
-	closed bool
 }
 
-// join takes over the connection to the endpoint. It reports false if the client's connection is already closed.
-func (c *conn) join(server net.Conn) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
-		c.server = server
+// reset resets a connection, unless it is closed.
+func reset(c net.Conn) {
+	if l, ok := c.(interface{ SetLinger(int) error }); ok {
+		l.SetLinger(0)
 	}
-	return !c.closed
+	c.Close()
 }
 
-// close closes or resets both sides.
-func (c *conn) close(reset bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return
-	}
-	c.closed = true
-	for _, x := range []net.Conn{c.client, c.server} {
-		if x == nil {
-			continue
-		}
-		if l, ok := x.(interface{ SetLinger(int) error }); ok && reset {
-			l.SetLinger(0)
-		}
-		x.Close()
-	}
-}
-
-// copy copies the data of one side to the other until it has closed. It also forwards the end of the data, and a failure
-// as a reset.
-func (c *conn) copy(to, from net.Conn) {
+// forward copies the data of one side to the other until it has closed, and then closes that direction. After a failure
+// it calls failed.
+func forward(to, from net.Conn, failed func()) {
 	_, err := io.Copy(to, from)
 	if err == nil {
 		if w, ok := to.(interface{ CloseWrite() error }); ok {
@@ -205,6 +181,6 @@ func (c *conn) copy(to, from net.Conn) {
 		}
 	}
 	if err != nil {
-		c.close(true)
+		failed()
 	}
 }
