@@ -131,7 +131,7 @@ func (u *udpSocket) open(client netip.AddrPort) *session {
 	if e == nil {
 		return nil
 	}
-	s := &session{socket: u, client: client, conn: c, endpoint: e, service: e.service}
+	s := &session{socket: u, client: client, conn: c, endpoint: e}
 	s.timeout.Store(int64(b.config.UDPTimeout))
 	s.used()
 	if !b.sessions.add(s) {
@@ -149,7 +149,6 @@ type session struct {
 	socket   *udpSocket
 	client   netip.AddrPort
 	conn     net.Conn // to the endpoint
-	service  *service
 	endpoint *endpoint
 	// checked is the last version of the Service that was checked to have the endpoint.
 	// Only receive uses it.
@@ -163,10 +162,10 @@ type session struct {
 
 // good reports whether the client's next datagram can use the session.
 func (s *session) good(r *rule) bool {
-	if s.closed.Load() || s.service != r.service || s.socket.backend.Listens(s.endpoint.addr, v1.ProtocolUDP) {
+	if s.closed.Load() || s.endpoint.service != r.service || s.socket.backend.Listens(s.endpoint.addr, v1.ProtocolUDP) {
 		return false
 	}
-	now := s.service.now.Load()
+	now := r.service.now.Load()
 	if now != s.checked {
 		if !serves(now, s.endpoint.addr) {
 			return false
@@ -264,7 +263,7 @@ func (a *sessions) add(s *session) bool {
 		a.mu.Unlock()
 		return false
 	}
-	victim, full := a.all.Add(s, s.service.holder(s.client))
+	victim, full := a.all.Add(s, s.endpoint.service.holder(s.client))
 	s.socket.clients[s.client] = s
 	a.mu.Unlock()
 	if full {

@@ -196,7 +196,7 @@ func TestFloodOfDatagramsEndsItsOwnSessions(t *testing.T) {
 	w.backend.sessions.mu.Lock()
 	defer w.backend.sessions.mu.Unlock()
 	for s := range w.backend.sessions.all.All() {
-		if s.service.now.Load().Key.Namespace == "ns" {
+		if s.endpoint.service.now.Load().Key.Namespace == "ns" {
 			return
 		}
 	}
