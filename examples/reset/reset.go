@@ -79,27 +79,23 @@ type Hooks struct {
 }
 
 // Resetter ends connections to endpoints that vanished. [New] makes one; the zero value must
-// not be used. Its methods may be called concurrently.
+// not be used. Its methods but Close may be called concurrently.
 type Resetter struct {
 	config Config
 	log    *slog.Logger
 	wake   chan struct{}
 
-	// destroying is held while sockets are destroyed, which may take long. It is locked before mu.
-	destroying sync.Mutex
-	// lines bounds the lines about endpoints, and limitLines those about the limit. destroying
-	// protects them and notBefore, the earliest time of the next group.
+	// lines bounds the lines about endpoints, and limitLines those about the limit. notBefore is the earliest time of the
+	// next group. Only Run uses them.
 	lines, limitLines complaint.Bucket
 	notBefore         time.Time
 
-	mu     sync.Mutex
-	table  table
-	plan   *plan
-	closed bool
+	mu    sync.Mutex
+	table table
+	plan  *plan
 }
 
-// table is the kernel's part. Its methods are not called concurrently, except for destroy, which
-// is not called concurrently with itself and close.
+// table is the kernel's part. Its methods are not called concurrently, except for destroy with the others but close.
 type table interface {
 	// add writes pairs that the kernel removes after the lifetime.
 	add(ctx context.Context, pairs []pair) error
@@ -154,28 +150,9 @@ func newResetter(ctx context.Context, c Config, t table) (*Resetter, error) {
 	return r, nil
 }
 
-// Close closes the Resetter's sockets and ends Run. The table stays, so that connections end
-// while no process runs; [Cleanup] removes it. Closing a closed Resetter does nothing.
-func (r *Resetter) Close() error {
-	r.destroying.Lock()
-	defer r.destroying.Unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil
-	}
-	r.closed = true
-	r.notify()
-	return r.table.close()
-}
-
-// notify wakes Run.
-func (r *Resetter) notify() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
+// Close closes the Resetter's sockets, after Run has returned and when no delta is applied any more. The table
+// stays, so that connections end while no process runs; [Cleanup] removes it.
+func (r *Resetter) Close() error { return r.table.close() }
 
 // Wrap returns a backend that applies deltas with b, records the endpoints that vanish,
 // and has b's limits. Before an endpoint gets connections again, its pairs are removed
@@ -203,9 +180,6 @@ func (w *wrapped) Apply(ctx context.Context, d *ruleset.Delta) error {
 func (r *Resetter) revive(ctx context.Context, d *ruleset.Delta) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return nil
-	}
 	back := r.plan.returning(d)
 	pairs := slices.Clip(r.plan.leaving)
 	for _, e := range back {
@@ -235,12 +209,15 @@ func (r *Resetter) record(d *ruleset.Delta, err error) {
 		}
 	}
 	if r.plan.gaveWay != 0 || !r.plan.next().Equal(next) {
-		r.notify()
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// Run writes the pairs whose delay has passed, until ctx ends or the Resetter is closed. It
-// returns ctx's error or [os.ErrClosed]. It logs errors of the kernel and tries again after [Config].Delay.
+// Run writes the pairs whose delay has passed, until ctx ends, and returns ctx's error. It logs errors of the kernel and
+// tries again after [Config].Delay. It must be called once.
 func (r *Resetter) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -251,23 +228,13 @@ func (r *Resetter) Run(ctx context.Context) error {
 		case <-r.wake:
 		case <-timer.C:
 		}
-		wait, err := r.step(ctx)
-		if err != nil {
-			return err
-		}
-		timer.Reset(wait)
+		timer.Reset(r.step(ctx))
 	}
 }
 
 // step writes what is due and returns the time until the next step.
-func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
-	r.destroying.Lock()
-	defer r.destroying.Unlock()
+func (r *Resetter) step(ctx context.Context) time.Duration {
 	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		return 0, os.ErrClosed
-	}
 	var pairs []pair
 	wait := time.Until(r.notBefore)
 	if wait <= 0 {
@@ -285,7 +252,7 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 			"limit", r.config.Limit, "pairs", limited, "namespace", loser)
 	}
 	if len(pairs) == 0 {
-		return wait, nil
+		return wait
 	}
 	r.notBefore = time.Now().Add(r.config.Delay)
 	sockets, endpoints := r.destroySockets(ctx, pairs), map[netip.AddrPort]struct{}{}
@@ -297,7 +264,7 @@ func (r *Resetter) step(ctx context.Context) (time.Duration, error) {
 	}
 	r.report(&r.lines, slog.LevelInfo, "ending connections to vanished endpoints",
 		"endpoints", len(endpoints), "addresses", len(pairs), "first", pairs[0].endpoint, "sockets", sockets)
-	return wait, nil
+	return wait
 }
 
 // report writes a line, if the bucket allows it.
