@@ -75,17 +75,14 @@ import (
 	"io"
 	"log"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 type options struct {
@@ -119,25 +116,14 @@ func newFlags(f *flag.FlagSet) *options {
 func main() {
 	o := newFlags(flag.CommandLine)
 	flag.Parse()
-	log.SetFlags(0)
-	log.SetPrefix("chaos: ")
 	// In a user namespace iptables-nft may not enlarge its socket's buffer, so root stays outside.
-	if os.Geteuid() != 0 {
-		if inside, code, err := netlab.Reexec(); err != nil {
-			log.Fatal(err)
-		} else if !inside {
-			os.Exit(code)
+	process.Main("chaos", func(ctx context.Context) error {
+		failures, err := o.run(ctx, os.Stdout)
+		if failures != 0 {
+			err = errors.Join(err, fmt.Errorf("%d failures", failures))
 		}
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	failures, err := o.run(ctx, os.Stdout)
-	stop()
-	if failures != 0 {
-		err = errors.Join(err, fmt.Errorf("%d failures", failures))
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
+		return err
+	})
 }
 
 // run runs all modes concurrently and returns the number of failures. In a virtual machine, where a

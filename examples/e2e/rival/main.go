@@ -39,16 +39,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/process"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
 // What every measurement has: endpoints of each Service, changes per second of the burst, which the API
@@ -80,22 +77,7 @@ const maxKubeProxy = 3000
 //go:generate go run . --graph testdata/nftables.txt testdata/rival-45000.json testdata/rival-10000.json testdata/rival.json
 
 func main() {
-	if os.Geteuid() != 0 {
-		if inside, code, err := netlab.Reexec(); !inside {
-			if err != nil {
-				fmt.Fprintln(os.Stderr, "rival:", err)
-				os.Exit(1)
-			}
-			os.Exit(code)
-		}
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "rival:", err)
-		os.Exit(1)
-	}
+	process.Main("rival", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) })
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {

@@ -17,31 +17,16 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/internal/process"
 	"github.com/go-proxier/proxier/examples/internal/standin"
-	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
 
-func main() {
-	if inside, code, err := netlab.Reexec(); err != nil || !inside {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-		os.Exit(code)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "windows:", err)
-		os.Exit(1)
-	}
-}
+func main() { process.Main("windows", run) }
 
 func run(ctx context.Context) error {
 	sizes := flag.String("services", "100,1000", "the numbers of Services, separated by commas")

@@ -5,14 +5,36 @@ package process
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/go-proxier/proxier/internal/testing/netlab"
 )
+
+// Main is the main function of a program that needs hosts: unless it is root, it runs in new user and network
+// namespaces. ctx ends with SIGINT and SIGTERM. After an error the exit status is 1.
+func Main(name string, run func(ctx context.Context) error) {
+	log.SetFlags(0)
+	log.SetPrefix(name + ": ")
+	if os.Geteuid() != 0 {
+		if inside, code, err := netlab.Reexec(); err != nil {
+			log.Fatal(err)
+		} else if !inside {
+			os.Exit(code)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		log.Fatal(err)
+	}
+}
 
 // Nodeproxy returns the absolute path of file or, if that is empty, of nodeproxy in the folder dir, which it
 // builds from source. env is added to the environment of the go command.
