@@ -51,24 +51,18 @@ var programs = []string{
 // cniPlugins is the folder of the programs of Debian's package containernetworking-plugins.
 const cniPlugins = "/usr/lib/cni"
 
-// check returns an error that names the programs and features that the machine lacks.
+// check returns an error that names the programs that the machine lacks.
 func check() error {
 	var lacks []string
-	for _, name := range []string{"conntrack", "containerd", "ctr", "debootstrap", "go", "ip", "iptables", "nft", "nsenter", "runc", cniPlugins + "/ptp", cniPlugins + "/portmap"} {
+	for _, name := range []string{"conntrack", "containerd", "debootstrap", "ip", "iptables", "nft", "runc", cniPlugins + "/ptp"} {
 		if _, err := exec.LookPath(name); err != nil {
 			lacks = append(lacks, name)
 		}
 	}
-	if filesystems, _ := os.ReadFile("/proc/filesystems"); !strings.Contains(string(filesystems), "\toverlay\n") {
-		lacks = append(lacks, "file system overlay (modprobe overlay)")
+	if len(lacks) == 0 {
+		return nil
 	}
-	if os.Geteuid() != 0 {
-		lacks = append(lacks, "root")
-	}
-	if len(lacks) > 0 {
-		return fmt.Errorf("this machine lacks %s (apt-get install conntrack containerd debootstrap iproute2 iptables nftables runc containernetworking-plugins)", strings.Join(lacks, ", "))
-	}
-	return nil
+	return fmt.Errorf("this machine lacks %v (apt-get install conntrack containerd debootstrap iproute2 iptables nftables runc containernetworking-plugins)", lacks)
 }
 
 // build builds the programs and images unless the cache folder has them, and returns the settings

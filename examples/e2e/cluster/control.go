@@ -19,15 +19,15 @@ import (
 // startTimeout bounds each wait while the cluster starts, on a slow machine.
 const startTimeout = 5 * time.Minute
 
-// plane is the state of role control, the running control plane.
+// plane is the running control plane.
 type plane struct {
 	settings
 	ended context.CancelCauseFunc // is called with the error of a process that ends
 }
 
-// control is the role of a cluster's process 1.
-func control() error {
-	s, err := running(os.Args[1])
+// control runs as a cluster's process 1.
+func control(dir string) error {
+	s, err := running(dir)
 	if err != nil {
 		return err
 	}
@@ -246,9 +246,9 @@ ports:%s
 	return b.String()
 }
 
-// startNode starts a process in role node and connects the node to the network.
+// startNode starts process 1 of a node and connects the node to the network.
 func (p *plane) startNode(n int) error {
-	cmd := inRole("node", p.Dir, strconv.Itoa(n))
+	cmd := inNamespaces("node", p.Dir, strconv.Itoa(n))
 	connected, err := cmd.StdinPipe() // the node waits until it is closed
 	if err != nil {
 		return err

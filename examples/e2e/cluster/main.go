@@ -26,7 +26,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
 
@@ -62,13 +61,8 @@ type options struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// This program runs itself for the parts of a cluster. See up.go.
-	run := func() error { return command(ctx, os.Args[1:]) }
-	if role, ok := strings.CutPrefix(filepath.Base(os.Args[0]), rolePrefix); ok {
-		run = roles[role]
-	}
-	if err := run(); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
+	if err := command(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
 		os.Exit(1)
 	}
 }
@@ -99,6 +93,10 @@ func command(ctx context.Context, args []string) error {
 		_, err = build(ctx, o)
 	case name == "up" && n == 0:
 		err = up(ctx, o)
+	case name == "control" && n == 1: // up runs this
+		err = control(args[1])
+	case name == "node" && n == 2: // control runs this
+		err = node(args[1], args[2])
 	case name == "test" && (n == 1 || n == 2):
 		err = test(ctx, o, args[1], append(args, `\[sig-network\]`)[2])
 	case name == "proxy" && n == 1:

@@ -29,13 +29,13 @@ var machineParameters = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// node is the role of a node's process 1.
-func node() error {
-	s, err := running(os.Args[1])
+// node runs as process 1 of a node.
+func node(folder, number string) error {
+	s, err := running(folder)
 	if err != nil {
 		return err
 	}
-	n, err := strconv.Atoi(os.Args[2])
+	n, err := strconv.Atoi(number)
 	if err != nil {
 		return err
 	}
@@ -139,10 +139,6 @@ func (s settings) importImages() error {
 // 1.3 to 2 understand. It works without the right to lower an OOM score (CAP_SYS_RESOURCE).
 func containerdConfig(cni string) string {
 	return fmt.Sprintf(`version = 2
-disabled_plugins = [
-  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp",
-]
 
 [grpc]
   address = %q

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,26 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A cluster's processes, which "up" starts, run this program in two roles:
+// inNamespaces returns a command that runs this program with namespaces of its own:
 //
 //	control   process 1 of the cluster; starts the control plane and the nodes
 //	node      process 1 of a node; starts containerd and kubelet
 //
 // The kernel kills control when "up" ends (Pdeathsig). It kills every process of the
 // cluster when control ends, because control is process 1 of their PID namespace.
-var roles map[string]func() error
-
-func init() { roles = map[string]func() error{"control": control, "node": node} }
-
-// rolePrefix and a role's name form the name of a process, which ps shows.
-const rolePrefix = "proxier-cluster-"
-
-// inRole returns a command that runs this program in a role, with namespaces of its own.
-func inRole(role string, args ...string) *exec.Cmd {
-	return &exec.Cmd{Path: "/proc/self/exe", Args: append([]string{rolePrefix + role}, args...), SysProcAttr: &syscall.SysProcAttr{
+func inNamespaces(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
 		Pdeathsig:  syscall.SIGKILL,
-	}}
+	}
+	return cmd
 }
 
 // settings are the settings of a cluster. Its processes read them from a file, settings.json.
@@ -101,7 +94,7 @@ func up(ctx context.Context, o options) error {
 		return err
 	}
 	defer log.Close()
-	cmd := inRole("control", s.Dir)
+	cmd := inNamespaces("control", s.Dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, log
 	if err := cmd.Start(); err != nil {
 		return err
@@ -119,41 +112,23 @@ func up(ctx context.Context, o options) error {
 
 // remove removes the files and control groups of a cluster that has no processes.
 func (s settings) remove() {
-	if err := os.RemoveAll(s.state()); err != nil {
+	// In either version of control groups.
+	_, err := output(context.Background(), "find", "/sys/fs/cgroup", "-type", "d", "-path", "*"+cgroup+"*", "-delete")
+	if err := errors.Join(err, os.RemoveAll(s.state())); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-	}
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroup) // version 1
-	for _, g := range append(groups, "/sys/fs/cgroup"+cgroup) {
-		var dirs []string
-		filepath.WalkDir(g, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		for _, dir := range slices.Backward(dirs) { // subfolders come after the folder
-			if err := os.Remove(dir); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-			}
-		}
 	}
 }
 
 // command returns a command that runs in the namespaces of a node, or of "control". The kernel kills
-// the command when this process ends: first nsenter, and then its child. Pdeathsig of Go's os/exec alone
-// would not reach the child.
-func (s settings) command(ctx context.Context, place string, args ...string) *exec.Cmd {
-	first, _ := os.ReadFile(s.state("control.pid")) // without a process, nsenter finds no namespaces
-	proc := filepath.Join("/proc", string(first))
-	if place != "control" {
-		// The node's PID belongs to the cluster's PID namespace. control has that namespace's /proc.
-		pid, _ := os.ReadFile(s.state(place + ".pid"))
-		proc = filepath.Join(proc, "root/proc", string(pid))
+// the command when this process ends: first nsenter, and then each child. Pdeathsig of Go's os/exec alone
+// would not reach the children.
+func (s settings) command(ctx context.Context, place string, command ...string) *exec.Cmd {
+	var args []string
+	for _, p := range slices.Compact([]string{"control", place}) { // control sees the PIDs of nodes
+		pid, _ := os.ReadFile(s.state(p + ".pid")) // without a process, nsenter fails
+		args = append(args, "nsenter", "--all", "--target", string(pid), "setpriv", "--pdeathsig", "KILL")
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{
-		"--ipc=" + proc + "/ns/ipc", "--uts=" + proc + "/ns/uts", "--net=" + proc + "/ns/net", "--pid=" + proc + "/ns/pid", "--mount=" + proc + "/ns/mnt",
-		"setpriv", "--pdeathsig", "KILL",
-	}, args...)...)
+	cmd := exec.CommandContext(ctx, args[0], append(args[1:], command...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Dir, cmd.Env = "/", s.environment()
 	return cmd
