@@ -17,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -44,22 +45,18 @@ func main() {
 		return err
 	})
 	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := func() error {
-		config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
-		if err != nil {
-			return err
-		}
-		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return err
-		}
-		return run(ctx, client, *node, externalIPs, nftables.Config{Log: slog.Default()}, os.Stdout)
-	}()
-	if err != nil && ctx.Err() == nil {
-		slog.Error("announcer ends", "error", err)
-		os.Exit(1)
+	if err := run(ctx, client, *node, externalIPs, nftables.Config{Log: slog.Default()}, os.Stdout); err != nil && ctx.Err() == nil {
+		log.Fatal(err)
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 	"flag"
 	"fmt"
 	"iter"
+	"log"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -59,8 +60,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := run(ctx, *kubeconfig, *node, *pin, slog.Default()); err != nil && ctx.Err() == nil {
-		slog.Error("bpfmaps ends", "error", err)
-		os.Exit(1)
+		log.Fatal(err)
 	}
 }
 

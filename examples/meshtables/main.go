@@ -23,10 +23,10 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"os/signal"
 	"slices"
 	"strconv"
@@ -51,26 +51,22 @@ func main() {
 	kubeconfig := flag.String("kubeconfig", "", "how to reach the API server; in a pod, its ServiceAccount by default")
 	listen := flag.String("listen", ":18000", "where to answer")
 	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := net.Listen("tcp", *listen)
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := func() error {
-		config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
-		if err != nil {
-			return err
-		}
-		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return err
-		}
-		l, err := net.Listen("tcp", *listen)
-		if err != nil {
-			return err
-		}
-		return run(ctx, client, l, slog.Default())
-	}()
-	if err != nil && ctx.Err() == nil {
-		slog.Error("meshtables ends", "error", err)
-		os.Exit(1)
+	if err := run(ctx, client, l, slog.Default()); err != nil && ctx.Err() == nil {
+		log.Fatal(err)
 	}
 }
 

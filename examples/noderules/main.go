@@ -21,6 +21,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -59,25 +60,21 @@ func main() {
 	flag.BoolVar(&stages.NoFilter, "no-filter", false, "a firewall of the nodes refuses connections to unused addresses and ports of Services")
 	flag.IntVar(&stages.DestinationNAT, "dnat-priority", 0, "what is added to the `priority` of the chains that choose endpoints, to place them before or after those of a firewall")
 	flag.Parse()
+	if *dir == "" {
+		log.Fatal("--dir is missing")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := func() error {
-		if *dir == "" {
-			return errors.New("--dir is missing")
-		}
-		config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
-		if err != nil {
-			return err
-		}
-		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return err
-		}
-		return run(ctx, client, local, stages, *dir, slog.Default())
-	}()
-	if err != nil && ctx.Err() == nil {
-		slog.Error("noderules ends", "error", err)
-		os.Exit(1)
+	if err := run(ctx, client, local, stages, *dir, slog.Default()); err != nil && ctx.Err() == nil {
+		log.Fatal(err)
 	}
 }
 
