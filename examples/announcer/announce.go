@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,16 +22,9 @@ type address struct {
 	// Serves reports whether the node should get the packets to Addr: the owner and all other Services
 	// serve there. If one of them does not, its packets are better off at another node.
 	Serves bool
-	// Services are the Services of the owner's namespace that have frontends at the address, by name. The
-	// list is empty if no Service has the address any more.
-	Services []server
-}
-
-// server is a Service at an address.
-type server struct {
-	// Name is the name of the Service.
-	Name types.NamespacedName
-	// Serves reports whether the node serves a port of the Service at the address:
+	// Services are the Services of the owner's namespace that have frontends at the address. It is
+	// empty if no Service has the address any more. The value reports whether the node serves a port of the
+	// Service at the address:
 	//
 	//   - With externalTrafficPolicy Local, the node has a ready endpoint. One that terminates still
 	//     gets the packets that arrive, but the node should get no more of them, as its
@@ -41,16 +33,14 @@ type server struct {
 	//     terminate, no node would be better.
 	//
 	// A port that is refused or dropped is not served.
-	Serves bool
+	Services map[types.NamespacedName]bool
 }
 
-// follower is a [ruleset.Backend] that holds the addresses. [newFollower] makes one. Its methods may be called
-// concurrently.
+// follower is a [ruleset.Backend] that holds the addresses. [newFollower] makes one.
 type follower struct {
 	changed     func(address)
 	externalIPs []netip.Prefix
 
-	mu sync.Mutex
 	// ports holds the ports that ask for each address.
 	ports map[netip.Addr]map[tracker.Key]*ruleset.Port
 	// told is what changed was last called with.
@@ -71,7 +61,6 @@ func newFollower(changed func(address), externalIPs []netip.Prefix) *follower {
 // Apply implements [ruleset.Backend]. It never fails. Its cost grows with the changed
 // ports and all ports at their addresses.
 func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
-	f.mu.Lock()
 	touched := map[netip.Addr]bool{}
 	if d.Full {
 		for a := range f.ports {
@@ -93,29 +82,23 @@ func (f *follower) Apply(_ context.Context, d *ruleset.Delta) error {
 			f.ports[a][c.Key] = c.New
 		}
 	}
-	var news []address
 	for _, addr := range slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare) {
 		was, now := f.told[addr], f.at(addr)
-		f.told[addr] = now
-		if len(now.Services) == 0 {
+		if f.told[addr] = now; len(now.Services) == 0 {
 			delete(f.told, addr)
 		}
 		if len(f.ports[addr]) == 0 {
 			delete(f.ports, addr)
 		}
-		if was.Serves != now.Serves || !slices.EqualFunc(was.Services, now.Services, func(a, b server) bool { return a.Name == b.Name && a.Serves == b.Serves }) {
-			news = append(news, now)
+		if was.Serves != now.Serves || !maps.Equal(was.Services, now.Services) {
+			f.changed(now)
 		}
-	}
-	f.mu.Unlock()
-	for _, a := range news {
-		f.changed(a)
 	}
 	return nil
 }
 
 func (f *follower) at(addr netip.Addr) address {
-	out := address{Addr: addr}
+	out := address{Addr: addr, Services: map[types.NamespacedName]bool{}}
 	var owner *ruleset.Port
 	for _, p := range f.ports[addr] {
 		if owner == nil || compare(p, owner, addr) < 0 {
@@ -125,20 +108,15 @@ func (f *follower) at(addr netip.Addr) address {
 	if owner == nil || external(owner, addr) && !slices.ContainsFunc(f.externalIPs, func(r netip.Prefix) bool { return r.Contains(addr) }) {
 		return out
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(f.ports[addr]), tracker.Key.Compare) {
-		p := f.ports[addr][key]
-		fe := frontend(p, addr)
-		if fe == nil || key.Namespace != owner.Key.Namespace {
-			continue
+	for key, p := range f.ports[addr] {
+		if fe := frontend(p, addr); fe != nil && key.Namespace == owner.Key.Namespace {
+			out.Services[key.NamespacedName] = out.Services[key.NamespacedName] || serves(p, fe)
 		}
-		if n := len(out.Services); n == 0 || out.Services[n-1].Name != key.NamespacedName {
-			out.Services = append(out.Services, server{Name: key.NamespacedName})
-		}
-		s := &out.Services[len(out.Services)-1]
-		s.Serves = s.Serves || serves(p, fe)
 	}
-	out.Serves = slices.ContainsFunc(out.Services, func(s server) bool { return s.Name == owner.Key.NamespacedName }) &&
-		!slices.ContainsFunc(out.Services, func(s server) bool { return !s.Serves })
+	_, out.Serves = out.Services[owner.Key.NamespacedName]
+	for _, serves := range out.Services {
+		out.Serves = out.Serves && serves
+	}
 	return out
 }
 

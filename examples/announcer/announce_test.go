@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -46,8 +47,8 @@ func newSpeaker(t *testing.T) *speaker {
 func text(a address) string {
 	sign := map[bool]string{true: "+", false: "-"}
 	out := a.Addr.String() + " " + sign[a.Serves]
-	for _, s := range a.Services {
-		out += " " + s.Name.Name + sign[s.Serves]
+	for _, name := range slices.SortedFunc(maps.Keys(a.Services), func(a, b types.NamespacedName) int { return strings.Compare(a.Name, b.Name) }) {
+		out += " " + name.Name + sign[a.Services[name]]
 	}
 	return out
 }

@@ -22,6 +22,8 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
@@ -83,11 +85,12 @@ func run(ctx context.Context, client kubernetes.Interface, node string, external
 			fmt.Fprintln(out, "withdraw", a.Addr)
 			return
 		}
-		fmt.Fprint(out, "announce ", a.Addr)
-		for _, s := range a.Services {
-			fmt.Fprint(out, " ", tracker.ServicePortName{NamespacedName: s.Name})
+		var names []string
+		for name := range a.Services {
+			names = append(names, tracker.ServicePortName{NamespacedName: name}.String())
 		}
-		fmt.Fprintln(out)
+		slices.Sort(names)
+		fmt.Fprintln(out, "announce", a.Addr, strings.Join(names, " "))
 	}, externalIPs))
 	loop, err := runner.New(runner.Config{Log: c.Log}, func(ctx context.Context) error { return ruleset.SyncAll(ctx, rules, speaker) })
 	if err != nil {
