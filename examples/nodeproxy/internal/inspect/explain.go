@@ -97,7 +97,8 @@ func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explain
 	if m.Lookup == nil {
 		return printLine(p.Out, "kernel: has no rules in mode %s; the agent's process serves the Service if the node has the address", cfg.Mode)
 	}
-	err = q.compareKernel(ctx, p.Out, m)
+	found, err := m.LookupOne(ctx, q.query())
+	err = q.compare(p.Out, m, found, err)
 	if others := writeOthers(ctx, p.Out, m, log); err == nil {
 		err = others
 	}
@@ -111,7 +112,7 @@ func (o explainOptions) ask(out io.Writer, w *objects.World, packet ruleset.Pack
 	if packet.To.Addr().IsLoopback() { // which every node has
 		own = []netip.Addr{packet.To.Addr()}
 	}
-	packet.NodeAddresses = own
+	packet.NodeAddresses, packet.InInterface = own, o.in
 	if o.kernel {
 		// The kernel serves NodePorts at addresses that the Node object lacks, too.
 		local, err := localAddresses()
@@ -120,24 +121,18 @@ func (o explainOptions) ask(out io.Writer, w *objects.World, packet ruleset.Pack
 		}
 		packet.NodeAddresses = slices.Concat(own, local)
 	}
-	packet.InInterface = o.in
 	var source netip.AddrPort
 	if o.from != "" {
 		if source, err = parseSource(o.from, packet.To.Addr()); err != nil {
 			return q, err
 		}
-		packet.From = source.Addr()
-		if o.in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
+		if o.in == "" && !slices.Contains(packet.NodeAddresses, source.Addr()) {
 			packet.InInterface = outside
 		}
-	} else {
-		for _, a := range own {
-			if !packet.From.IsValid() && a.Is4() == packet.To.Addr().Is4() {
-				packet.From = a
-			}
-		}
-		source = netip.AddrPortFrom(packet.From, 0)
+	} else if i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.Is4() == packet.To.Addr().Is4() }); i >= 0 {
+		source = netip.AddrPortFrom(own[i], 0)
 	}
+	packet.From = source.Addr()
 	snapshot := w.Engine.Snapshot()
 	q = question{packet, snapshot.Trace(packet), false}
 	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
@@ -271,37 +266,34 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 	target := v.Frontend.TargetFor(q.internal)
 	table, pool := v.Port.Maglev(target, seed), v.Port.Pool(target)
-	what := "source address"
-	if v.Hash == tracker.HashSourcePort {
-		what += " and port"
+	what, from, byPort := "source address", source.Addr().String(), v.Hash == tracker.HashSourcePort
+	if byPort {
+		what, from = "source address and port", source.String()
 	}
+	hash := func(format string, args ...any) { printLine(out, "hash: "+format, args...) }
 	switch mode {
 	case config.ModeIPTables:
-		printLine(out, "hash: by %s, which mode iptables does not support: it chooses endpoints at random", what)
+		hash("by %s, which mode iptables does not support: it chooses endpoints at random", what)
 		return
 	case config.ModeIPVS:
-		printLine(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets", what)
+		hash("by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets", what)
 		return
 	}
-	printLine(out, "hash: by %s, in a Maglev table of %d slots", what, table.Len())
+	hash("by %s, in a Maglev table of %d slots", what, table.Len())
 	slots := make([]int, len(pool))
 	for i := range table.Len() {
 		slots[table.At(i)]++
 	}
 	for i, e := range pool {
-		printLine(out, "hash: %d slots of %v", slots[i], e.Addr)
+		hash("%d slots of %v", slots[i], e.Addr)
+	}
+	if byPort && source.Port() == 0 {
+		hash("add a port to see the endpoint of the source: --from %v", netip.AddrPortFrom(source.Addr(), 40000))
+		return
 	}
 	unless := ""
 	if v.Affinity != 0 {
 		unless = ", unless client affinity holds another endpoint"
 	}
-	if v.Hash == tracker.HashSourcePort && source.Port() == 0 {
-		printLine(out, "hash: add a port to see the endpoint of the source: --from %v", netip.AddrPortFrom(source.Addr(), 40000))
-		return
-	}
-	from := source.Addr().String()
-	if v.Hash == tracker.HashSourcePort {
-		from = source.String()
-	}
-	printLine(out, "hash: %s goes to %v%s", from, pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
+	hash("%s goes to %v%s", from, pool[table.Find(v.Port.HashOf(source, seed))].Addr, unless)
 }

@@ -97,7 +97,8 @@ func (e *explainer) explain(t *testing.T, w *objects.World, env conformance.Env,
 		if err != nil {
 			return err
 		}
-		return q.compareKernel(t.Context(), &out, e.mode)
+		found, err := e.mode.LookupOne(t.Context(), q.query())
+		return q.compare(&out, e.mode, found, err)
 	})
 	if err != nil {
 		fmt.Fprintf(&out, "error: %v\n", err)

@@ -143,8 +143,9 @@ func TestTextsOfObjectsAreNoCommands(t *testing.T) {
 			cfg := configtest.Parsed(t, []string{"run", "--hostname-override", "node-1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16"})
 			render := func(from, to *ruleset.Snapshot) string {
 				var out bytes.Buffer
-				r := rendering{out: &out, log: slog.New(slog.DiscardHandler)}
-				must.Do(t, r.write(cfg, from, to))
+				if err := writeRules(&out, slog.New(slog.DiscardHandler), cfg, from, to); err != nil && (from == nil || err != cli.StatusError(1)) {
+					t.Fatal(err)
+				}
 				return out.String()
 			}
 			base := newHostileWorld().world(t, cfg, slog.New(slog.DiscardHandler)).Engine.Snapshot()

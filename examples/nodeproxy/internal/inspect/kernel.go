@@ -58,20 +58,14 @@ type question struct {
 	internal bool
 }
 
-// compareKernel prints where the kernel sends a packet in a mode, and whether that agrees
-// with the verdict. It returns errDiffers if it does not.
-func (q question) compareKernel(ctx context.Context, out io.Writer, m modes.Mode) error {
-	found, err := m.LookupOne(ctx, q.query())
-	return q.compare(out, m, found, err)
-}
-
 // query returns what to ask the kernel.
 func (q question) query() dataplane.Query {
 	f := q.verdict.Frontend
 	return dataplane.Query{Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.KindNodePort}
 }
 
-// compare is compareKernel with what the mode's Lookup returned.
+// compare prints where the kernel sends a packet, which the mode's Lookup has returned, and whether that agrees with
+// the verdict. It returns errDiffers if it does not.
 func (q question) compare(out io.Writer, m modes.Mode, found dataplane.Found, err error) error {
 	var drift *dataplane.DriftError
 	differs := false

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -24,12 +26,12 @@ import (
 
 // finding is a part that is left out of an object, or the object.
 type finding struct {
-	object string
+	object manifests.Ref
 	tracker.LeftOut
 }
 
 // String returns the object, what is left out and the reason.
-func (f finding) String() string { return fmt.Sprintf("%s: %v (%s)", f.object, f.Err, f.Reason) }
+func (f finding) String() string { return fmt.Sprintf("%v: %v (%s)", f.object, f.Err, f.Reason) }
 
 // label returns the word before a finding.
 func (f finding) label() string {
@@ -39,17 +41,14 @@ func (f finding) label() string {
 	return "left out"
 }
 
-func aboutService(w *objects.World, n types.NamespacedName) []finding {
-	return findings("Service "+n.String(), w.LeftOut("Service", n))
+func nameOfObject(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-func aboutSlice(w *objects.World, s *discovery.EndpointSlice) []finding {
-	return findings(fmt.Sprintf("EndpointSlice %s/%s", s.Namespace, s.Name), w.LeftOut("EndpointSlice", types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
-}
-
-func findings(object string, left []tracker.LeftOut) (out []finding) {
-	for _, l := range left {
-		out = append(out, finding{object, l})
+// findings returns what is left out of an object.
+func findings(w *objects.World, kind manifests.Kind, name types.NamespacedName) (out []finding) {
+	for _, l := range w.LeftOut(string(kind), name) {
+		out = append(out, finding{manifests.Ref{Kind: kind, NamespacedName: name}, l})
 	}
 	return out
 }
@@ -88,7 +87,7 @@ func whyEmpty(w *objects.World, s *v1.Service, o *ruleset.Port) (text string, ca
 			continue
 		}
 		hasPort := slices.ContainsFunc(slice.Ports, func(p discovery.EndpointPort) bool { return p.Name != nil && *p.Name == o.Key.Port })
-		causes = append(causes, those(aboutSlice(w, slice), func(f finding) bool {
+		causes = append(causes, those(findings(w, manifests.EndpointSlice, nameOfObject(slice)), func(f finding) bool {
 			switch f.Reason {
 			case tracker.ReasonPortName:
 				return true
@@ -224,7 +223,7 @@ func servicesAt(w *objects.World, to netip.AddrPort, toNode bool) (out []types.N
 			a, err := endpointslice.ParseAddr(text)
 			return err == nil && a == to.Addr().Unmap()
 		}) || toNode && slices.ContainsFunc(s.Spec.Ports, func(p v1.ServicePort) bool { return p.NodePort == int32(to.Port()) }) {
-			out = append(out, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
+			out = append(out, nameOfObject(s))
 		}
 	}
 	return out
@@ -250,18 +249,18 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 		}
 	}
 	asked := map[manifests.Ref]bool{}
-	for _, n := range names {
-		asked[manifests.Ref{Kind: manifests.Service, NamespacedName: n}] = true
-		about := aboutService(w, n)
-		for _, s := range w.KeptSlices(n) {
-			asked[manifests.Ref{Kind: manifests.EndpointSlice, NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}}] = true
-			about = append(about, aboutSlice(w, s)...)
-		}
-		for _, f := range about {
-			if slices.ContainsFunc(why, func(o finding) bool { return o.String() == f.String() }) {
-				continue
+	about := func(kind manifests.Kind, name types.NamespacedName) {
+		asked[manifests.Ref{Kind: kind, NamespacedName: name}] = true
+		for _, f := range findings(w, kind, name) {
+			if !slices.ContainsFunc(why, func(o finding) bool { return o.String() == f.String() }) {
+				lines = append(lines, fmt.Sprintf("%s: %v", f.label(), f))
 			}
-			lines = append(lines, fmt.Sprintf("%s: %v", f.label(), f))
+		}
+	}
+	for _, n := range names {
+		about(manifests.Service, n)
+		for _, s := range w.KeptSlices(n) {
+			about(manifests.EndpointSlice, nameOfObject(s))
 		}
 	}
 	for _, p := range w.Problems() {
@@ -281,10 +280,8 @@ func writeFindings(out io.Writer, w *objects.World, snapshot *ruleset.Snapshot, 
 func explainAll(out io.Writer, w *objects.World) error {
 	snapshot := w.Engine.Snapshot()
 	served := map[tracker.Key]*ruleset.Port{}
-	for _, list := range [][]*ruleset.Port{snapshot.Ports, snapshot.Refused} {
-		for _, s := range list {
-			served[s.Key] = s
-		}
+	for _, s := range slices.Concat(snapshot.Ports, snapshot.Refused) {
+		served[s.Key] = s
 	}
 	services, ports, broken, lost, incomplete, left := 0, 0, 0, 0, 0, 0
 	said := map[string]bool{}
@@ -308,8 +305,8 @@ func explainAll(out io.Writer, w *objects.World) error {
 		}
 	}
 	for _, s := range w.KeptServices() {
-		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-		about := aboutService(w, name)
+		name := nameOfObject(s)
+		about := findings(w, manifests.Service, name)
 		whole := those(about, func(f finding) bool { return f.Whole })
 		if len(whole) != 0 && whole[0].Expected && whole[0].Reason != tracker.ReasonNoClusterIP && whole[0].Reason != tracker.ReasonNoPorts {
 			continue
@@ -320,11 +317,7 @@ func explainAll(out io.Writer, w *objects.World) error {
 			continue
 		}
 		for _, p := range s.Spec.Ports {
-			key := tracker.Key{}
-			key.Namespace, key.Name, key.Port, key.Protocol = name.Namespace, name.Name, p.Name, p.Protocol
-			if key.Protocol == "" {
-				key.Protocol = v1.ProtocolTCP
-			}
+			key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: name, Port: p.Name, Protocol: cmp.Or(p.Protocol, v1.ProtocolTCP)}}
 			found := false
 			for _, key.Family = range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 				o := served[key]
@@ -360,7 +353,7 @@ func explainAll(out io.Writer, w *objects.World) error {
 		others(about)
 	}
 	for _, s := range w.KeptSlices(types.NamespacedName{}) {
-		others(aboutSlice(w, s))
+		others(findings(w, manifests.EndpointSlice, nameOfObject(s)))
 	}
 	for _, p := range w.Problems() {
 		printLine(out, "manifests: %v", p)

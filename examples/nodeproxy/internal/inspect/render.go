@@ -61,25 +61,18 @@ func render(ctx context.Context, p *cli.Program, flags *config.Flags, diff strin
 	if diff == theKernel {
 		return diffKernel(ctx, p.Out, cfg, log)
 	}
-	now, err := snapshot(ctx, cfg, log)
+	var from *ruleset.Snapshot
+	to, err := snapshot(ctx, cfg, log)
+	if err == nil && diff != "" {
+		changed := *cfg
+		changed.Manifests = diff
+		from = to
+		to, err = snapshot(ctx, &changed, log)
+	}
 	if err != nil {
 		return err
 	}
-	r := rendering{out: p.Out, log: log}
-	if diff == "" {
-		err = r.write(cfg, nil, now)
-	} else {
-		changed := *cfg
-		changed.Manifests = diff
-		var then *ruleset.Snapshot
-		if then, err = snapshot(ctx, &changed, log); err == nil {
-			err = r.write(cfg, now, then)
-		}
-	}
-	if err == nil && (r.refused || r.differs) {
-		err = cli.StatusError(1)
-	}
-	return err
+	return writeRules(p.Out, log, cfg, from, to)
 }
 
 func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*ruleset.Snapshot, error) {
@@ -91,50 +84,51 @@ func snapshot(ctx context.Context, cfg *config.Config, log *slog.Logger) (*rules
 	return w.Engine.Snapshot(), nil
 }
 
-type rendering struct {
-	out io.Writer
-	log *slog.Logger
-	// refused is set if the mode cannot express some Services, and differs if two rulesets differ.
-	refused, differs bool
-}
-
-// write writes the rules that lead from one ruleset to another one, or all rules if from is nil.
-func (r *rendering) write(cfg *config.Config, from, to *ruleset.Snapshot) error {
+// writeRules writes the rules that lead from one ruleset to another one, or all rules if from is nil. It returns status 1
+// if the rulesets differ, or if the mode cannot express some Services, which it logs.
+func writeRules(out io.Writer, log *slog.Logger, cfg *config.Config, from, to *ruleset.Snapshot) error {
+	var status error
 	for _, families := range modes.RenderedFamilies(cfg.Mode) {
 		render, err := modes.NewRenderer(cfg, families)
 		if err != nil {
 			return err
 		}
-		if from == nil {
-			if err := r.print(render(to.Delta())); err != nil {
+		d := to.Delta()
+		if from != nil {
+			if _, err := render(from.Delta()); !ruleset.InEffect(err) {
 				return err
 			}
-			continue
+			d = to.DeltaFrom(from)
+			d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return !slices.Contains(families, c.Key.Family) })
 		}
-		if _, err := render(from.Delta()); !ruleset.InEffect(err) {
-			return err
-		}
-		d := to.DeltaFrom(from)
-		d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return !slices.Contains(families, c.Key.Family) })
 		text, err := render(d)
 		if errors.Is(err, ruleset.ErrNeedFull) {
-			printLine(r.out, "# %s: the rules of the node itself differ, and all are written again", names(families))
+			printLine(out, "# %s: the rules of the node itself differ, and all are written again", names(families))
 			if render, err = modes.NewRenderer(cfg, families); err != nil {
 				return err
 			}
 			text, err = render(to.Delta())
-		} else if len(d.Changes) != 0 {
-			printLine(r.out, "# %s: %s", names(families), changedPorts(d))
+		} else if from != nil && len(d.Changes) != 0 {
+			printLine(out, "# %s: %s", names(families), changedPorts(d))
 		}
-		r.differs = r.differs || text != "" || len(d.Changes) != 0
-		if text == "" && err == nil {
-			continue
+		if from != nil && (text != "" || len(d.Changes) != 0) {
+			status = cli.StatusError(1)
 		}
-		if err := r.print(text, err); err != nil {
+		var partial *ruleset.PartialError
+		if errors.As(err, &partial) {
+			status, err = cli.StatusError(1), nil
+			for k, why := range partial.Failed {
+				log.Warn("the mode cannot express a Service", "service", k, "error", why)
+			}
+		}
+		if err == nil {
+			_, err = io.WriteString(out, text)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return nil
+	return status
 }
 
 func names(families []tracker.Family) string {
@@ -159,20 +153,4 @@ func changedPorts(d *ruleset.Delta) string {
 		names = append(names, sign+c.Key.String())
 	}
 	return strings.Join(few(names, 20), " ")
-}
-
-// print writes rules, and logs the Services that have none.
-func (r *rendering) print(text string, err error) error {
-	var partial *ruleset.PartialError
-	if errors.As(err, &partial) {
-		r.refused = true
-		for k, why := range partial.Failed {
-			r.log.Warn("the mode cannot express a Service", "service", k, "error", why)
-		}
-		err = nil
-	}
-	if err == nil {
-		_, err = io.WriteString(r.out, text)
-	}
-	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -18,7 +19,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// readTraffic reads the counters in the kernel.
+// readTraffic reads the counters in the kernel, with the connections that --socket-lb translated, if it is in effect and
+// its maps may be read.
 func readTraffic(ctx context.Context, mode string) (s sample, err error) {
 	var t *dataplane.Traffic
 	switch mode {
@@ -45,7 +47,12 @@ func readTraffic(ctx context.Context, mode string) (s sample, err error) {
 	case t.Known == 0:
 		return s, fmt.Errorf("the rules of mode %s have no counters: an earlier version of the agent wrote them", mode)
 	}
-	if err := addSockets(ctx, t, s.ready); err != nil {
+	services := slices.Concat(slices.Collect(maps.Keys(s.ready)), slices.Collect(maps.Keys(t.Services)))
+	sockets, err := socketlb.Traffic(ctx, socketlb.Config{}, slices.Values(services))
+	switch {
+	case err == nil:
+		modes.AddTraffic(t, sockets)
+	case !errors.Is(err, dataplane.ErrNoRules) && !errors.Is(err, fs.ErrPermission):
 		return s, err
 	}
 	s.at, s.known = time.Now(), t.Known
@@ -58,26 +65,6 @@ func readTraffic(ctx context.Context, mode string) (s sample, err error) {
 		s.counters[rowName{Service: d.Addr.String(), Protocol: string(d.Protocol), Family: family.String()}] = c
 	}
 	return s, nil
-}
-
-// addSockets adds the connections that --socket-lb translated, if it is in effect and the maps
-// may be read, to those of the Services in t and ready.
-func addSockets(ctx context.Context, t *dataplane.Traffic, ready map[tracker.Key]int) error {
-	services := maps.Clone(ready)
-	if services == nil {
-		services = map[tracker.Key]int{}
-	}
-	for k := range t.Services {
-		services[k] = 0
-	}
-	sockets, err := socketlb.Traffic(ctx, socketlb.Config{}, maps.Keys(services))
-	switch {
-	case errors.Is(err, dataplane.ErrNoRules), errors.Is(err, fs.ErrPermission):
-		return nil
-	case err == nil:
-		modes.AddTraffic(t, sockets)
-	}
-	return err
 }
 
 // errInProcess is what verbs report that read the kernel's rules or counters, in mode

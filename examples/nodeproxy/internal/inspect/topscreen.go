@@ -95,10 +95,8 @@ func (s *screen) live(ctx context.Context, in, out *os.File, first sample, read 
 func (s *screen) frame(rows []row, width, height int) []string {
 	total, empty := 0.0, 0
 	for _, r := range rows {
-		if r.ConnectionsPerSecond != nil {
-			total += *r.ConnectionsPerSecond
-		}
-		if r.Ready != nil && *r.Ready == 0 {
+		total += max(0, number(r.ConnectionsPerSecond))
+		if number(r.Ready) == 0 {
 			empty++
 		}
 	}
@@ -130,9 +128,9 @@ func (s *screen) frame(rows []row, width, height int) []string {
 		switch r := rows[i]; {
 		case r.lost:
 			style = red
-		case r.Ready != nil && *r.Ready == 0:
+		case number(r.Ready) == 0:
 			style = yellow
-		case r.ConnectionsPerSecond != nil && *r.ConnectionsPerSecond == 0:
+		case number(r.ConnectionsPerSecond) == 0:
 			style = faint
 		}
 		out = append(out, style+table[i+1]+normal)

@@ -100,54 +100,43 @@ type view struct {
 
 // rows returns the rows of two samples in the view's order: the largest first, or by name.
 func (v view) rows(first, last sample) []row {
-	all := map[rowName]*row{}
-	of := func(n rowName) *row {
-		if all[n] == nil {
-			all[n] = &row{rowName: n}
-		}
-		return all[n]
+	ready := map[rowName]*float64{}
+	for n := range last.counters {
+		ready[n] = nil
 	}
 	for k, n := range last.ready {
-		ready := float64(n)
-		of(nameOf(k)).Ready = &ready
+		ready[nameOf(k)] = new(float64(n))
 	}
-	for n := range last.counters {
-		of(n)
-	}
-	seconds := last.at.Sub(first.at).Seconds()
+	seconds := cmp.Or(last.at.Sub(first.at).Seconds(), 1)
 	out := []row{}
-	for n, r := range all {
+	for n, ready := range ready {
 		if !strings.Contains(strings.ToLower(n.String()), strings.ToLower(v.filter)) {
 			continue
 		}
 		now, before := last.counters[n], first.counters[n]
 		count := func(kind dataplane.CounterSet, now, before uint64) (total, rate *float64) {
-			if !last.known.Has(kind) {
+			switch {
+			case !last.known.Has(kind):
 				return nil, nil
-			}
-			total, rate = new(float64), new(float64)
-			*total = float64(now)
-			if before > now {
+			case before > now:
 				before = 0 // the counter restarted when the Service port was created again
 			}
-			if seconds > 0 {
-				*rate = float64(now-before) / seconds
-			}
-			return total, rate
+			return new(float64(now)), new(float64(now-before) / seconds)
 		}
 		var refused, dropped *float64
+		r := row{rowName: n, Ready: ready}
 		r.Connections, r.ConnectionsPerSecond = count(dataplane.CountsConnections, now.Connections, before.Connections)
 		r.Bytes, r.BytesPerSecond = count(dataplane.CountsBytes, now.Bytes, before.Bytes)
 		r.Refused, refused = count(dataplane.CountsRefused, now.Refused, before.Refused)
 		r.Dropped, dropped = count(dataplane.CountsDropped, now.Dropped, before.Dropped)
-		r.lost = refused != nil && *refused > 0 || dropped != nil && *dropped > 0
-		out = append(out, *r)
+		r.lost = number(refused) > 0 || number(dropped) > 0
+		out = append(out, r)
 	}
 	slices.SortFunc(out, func(a, b row) int {
 		by := 0
 		for _, c := range columns() {
 			if c.name == v.sort {
-				by = cmp.Or(compare(c.value(b), c.value(a)), compare(c.then(b), c.then(a)))
+				by = cmp.Or(cmp.Compare(number(c.value(b)), number(c.value(a))), cmp.Compare(number(c.then(b)), number(c.then(a))))
 			}
 		}
 		by = cmp.Or(by, cmp.Compare(a.Service, b.Service), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
@@ -159,10 +148,12 @@ func (v view) rows(first, last sample) []row {
 	return out
 }
 
-// compare compares two values. nil, an unknown value, is the least.
-func compare(a, b *float64) int {
-	unknown := -1.0
-	return cmp.Compare(*cmp.Or(a, &unknown), *cmp.Or(b, &unknown))
+// number returns what f points to, or -1 if it is nil: the value is unknown.
+func number(f *float64) float64 {
+	if f == nil {
+		return -1
+	}
+	return *f
 }
 
 // table returns the header and a line for each row. Names have a width.
@@ -189,16 +180,15 @@ func table(rows []row, width int) []string {
 
 // short returns a number in at most six characters.
 func short(f float64) string {
-	switch {
-	case f >= 1e12:
-		return fmt.Sprintf("%.1fT", f/1e12)
-	case f >= 1e9:
-		return fmt.Sprintf("%.1fG", f/1e9)
-	case f >= 1e6:
-		return fmt.Sprintf("%.1fM", f/1e6)
-	case f >= 1e4:
-		return fmt.Sprintf("%.1fk", f/1e3)
-	case f >= 100 || f == float64(int64(f)):
+	for _, u := range []struct {
+		from, unit float64
+		name       string
+	}{{1e12, 1e12, "T"}, {1e9, 1e9, "G"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}} {
+		if f >= u.from {
+			return fmt.Sprintf("%.1f%s", f/u.unit, u.name)
+		}
+	}
+	if f >= 100 || f == float64(int64(f)) {
 		return fmt.Sprintf("%.0f", f)
 	}
 	return fmt.Sprintf("%.1f", f)
