@@ -288,11 +288,11 @@ func (w *world) avoid(err error) (again bool) {
 // table returns a table of Service ports with their addresses. A Service port without a
 // socket has no address, because another program may listen there.
 func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) string {
-	services := slices.SortedFunc(slices.Values(s.Ports), func(a, b *ruleset.Port) int { return a.Key.Compare(b.Key) })
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tPORT\tLOCAL ADDRESS\tENDPOINTS")
-	for _, svc := range services {
+	for _, c := range s.Delta().Changes { // in the order of the keys
+		svc := c.New
 		if svc.Key.Protocol == v1.ProtocolSCTP {
 			continue
 		}

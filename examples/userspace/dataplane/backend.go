@@ -149,17 +149,18 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return bi
 	}
 	for _, s := range changed {
-		for _, p := range s.places {
-			touch(p).drop(s)
+		for _, r := range s.rules {
+			if at := &touch(r.place).rules[r.rank()]; *at == r {
+				*at = nil
+			}
 		}
 	}
 	for _, s := range changed {
 		s.balancer.set(methodOf(s.next, b.config.Algorithm(s.next), d.Node))
 		s.set(s.next)
-		s.places = s.places[:0]
-		for _, f := range s.frontends {
-			s.places = append(s.places, f.place)
-			touch(f.place).rules[orderOf(f.frontend.Kind)] = &rule{s, f.frontend, b.internal}
+		s.rules = s.nextRules
+		for _, r := range s.rules {
+			touch(r.place).rules[r.rank()] = r
 		}
 	}
 	failed := map[tracker.Key]error{}
@@ -180,10 +181,10 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	for _, s := range changed {
-		if len(s.frontends) == 0 {
+		if len(s.rules) == 0 {
 			delete(b.services, s.key)
 		}
-		s.next, s.frontends = nil, nil
+		s.next, s.nextRules = nil, nil
 	}
 	b.release()
 	if len(failed) != 0 {
@@ -192,41 +193,36 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// bound is a frontend at one place.
-type bound struct {
-	place
-	frontend ruleset.Frontend
-}
-
 // changed returns the Services of a delta. Their sockets are not entries of a [driver.Driver]: a socket is open
 // before its address is reachable, Services that have sockets and then the oldest come first, and an
 // address of the node may have a socket for a NodePort and an external IP together.
 func (b *Backend) changed(d *ruleset.Delta) (out []*service) {
 	seen := map[*service]bool{}
 	add := func(k tracker.Key, now *ruleset.Port) {
-		var frontends []bound
-		if now != nil {
-			frontends = b.places(now, d.Node)
+		s := b.services[k]
+		if s == nil {
+			s = newService(k, b.config.Drain)
 		}
-		if len(frontends) != 0 && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
+		var rules []*rule
+		if now != nil {
+			rules = b.rules(s, now, d.Node)
+		}
+		if len(rules) != 0 && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
 			// One line for all ports of a Service.
 			o := complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name}
 			b.complaints.Write(slog.LevelWarn, o, "ports are not served: only TCP and UDP are supported", "protocol", complaint.Value(k.Protocol))
-			frontends = nil
+			rules = nil
 		}
-		s := b.services[k]
-		switch {
-		case len(frontends) == 0 && s == nil:
-			return
-		case len(frontends) == 0:
+		if len(rules) == 0 {
+			if b.services[k] == nil {
+				return
+			}
 			gone := *s.now.Load() // with its pools, for connections that were accepted before
 			gone.Endpoints = nil
 			now = &gone
-		case s == nil:
-			s = newService(k, b.config.Drain)
-			b.services[k] = s
 		}
-		s.next, s.frontends, seen[s] = now, frontends, true
+		b.services[k] = s
+		s.next, s.nextRules, seen[s] = now, rules, true
 		out = append(out, s)
 	}
 	for i := range d.Changes {
@@ -251,13 +247,12 @@ func (b *Backend) changed(d *ruleset.Delta) (out []*service) {
 	return out
 }
 
-// places returns the places of a Service's frontends.
-func (b *Backend) places(svc *ruleset.Port, n *ruleset.Node) []bound {
-	out := make([]bound, 0, len(svc.Frontends))
+// rules returns the rules of a Service's frontends.
+func (b *Backend) rules(s *service, svc *ruleset.Port, n *ruleset.Node) (out []*rule) {
 	add := func(f ruleset.Frontend, a netip.Addr) {
 		at := netip.AddrPortFrom(a, f.Port)
 		if b.config.Serves(&f, svc.Key.Protocol, at) {
-			out = append(out, bound{place{at, svc.Key.Protocol}, f})
+			out = append(out, &rule{place{at, svc.Key.Protocol}, s, f, b.internal})
 		}
 	}
 	for _, f := range svc.Frontends {
@@ -356,23 +351,6 @@ func (b *Backend) look(pods ruleset.LocalTraffic) error {
 	return nil
 }
 
-// orderOf returns the place of a frontend's rule among the rules of a binding.
-func orderOf(k ruleset.Kind) int {
-	if k == ruleset.KindNodePort {
-		return 1
-	}
-	return 0
-}
-
-// drop removes the rules of a Service.
-func (bi *binding) drop(s *service) {
-	for i, r := range bi.rules {
-		if r != nil && r.service == s {
-			bi.rules[i] = nil
-		}
-	}
-}
-
 // update opens, changes or closes the socket of a place according to its rules. It returns the effective one.
 func (b *Backend) update(bi *binding) (*rule, error) {
 	r := cmp.Or(bi.rules[0], bi.rules[1])
@@ -405,7 +383,7 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 
 // listen opens the socket of a place, or changes its audience.
 func (b *Backend) listen(bi *binding, r *rule) error {
-	who := r.audience(bi.at.Addr())
+	who := r.audience()
 	if bi.socket != nil {
 		if who.equal(bi.heard) {
 			return nil

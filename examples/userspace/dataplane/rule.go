@@ -7,8 +7,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// rule is the treatment of connections to one frontend.
+// rule is the treatment of connections to one frontend at one place.
 type rule struct {
+	place
 	service  *service
 	frontend ruleset.Frontend
 	internal *internalTraffic
@@ -18,6 +19,14 @@ func (r *rule) equal(o *rule) bool {
 	return r == o || r != nil && o != nil && r.service == o.service && r.internal == o.internal &&
 		r.frontend.Kind == o.frontend.Kind && r.frontend.Target == o.frontend.Target &&
 		r.frontend.Internal == o.frontend.Internal && slices.Equal(r.frontend.Sources, o.frontend.Sources)
+}
+
+// rank returns the rule's index among the rules of a binding.
+func (r *rule) rank() int {
+	if r.frontend.Kind == ruleset.KindNodePort {
+		return 1
+	}
+	return 0
 }
 
 // internalTraffic recognizes connections that start on this node, in a pod or in a process.
@@ -55,10 +64,9 @@ func (r *rule) listens() bool {
 // list. Without lists it contains every source.
 type audience [][]netip.Prefix
 
-// audience returns the audience of a rule whose frontend is at an address. Rules that drop
-// internal connections alone do not occur; target handles them.
-func (r *rule) audience(at netip.Addr) audience {
-	var a audience
+// audience returns the audience of a rule. Rules that drop internal connections alone do not occur; target handles them.
+func (r *rule) audience() (a audience) {
+	at := r.at.Addr()
 	if len(r.frontend.Sources) != 0 {
 		a = append(a, r.frontend.Sources)
 	}

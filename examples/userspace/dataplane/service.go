@@ -17,11 +17,10 @@ import (
 type service struct {
 	key   tracker.Key
 	drain time.Duration
-	// places holds the places where it has or needs sockets. In Apply, next and frontends are what a change makes of it. Only
-	// Apply uses these fields.
-	places    []place
-	next      *ruleset.Port // nil for a removed Service
-	frontends []bound
+	// rules holds its rules. In Apply, next and nextRules are what a change makes of it. Only Apply uses these fields.
+	rules     []*rule
+	next      *ruleset.Port
+	nextRules []*rule
 
 	now      atomic.Pointer[ruleset.Port] // nil only in the Apply that adds it
 	balancer *balancer
