@@ -41,7 +41,6 @@ type binding struct {
 	// rule is the effective rule. The socket's goroutines read it.
 	rule   atomic.Pointer[rule]
 	socket socket // nil if no socket is needed, or it could not be opened
-	heard  audience
 	// touched means that the current Apply changed a rule.
 	touched bool
 }
@@ -299,7 +298,7 @@ func (b *Backend) Check(context.Context) error {
 		return fmt.Errorf("dataplane: the node's addresses changed: %w", ruleset.ErrNeedFull)
 	}
 	for a := range b.addresses.All() {
-		if !slices.Contains(held, a) && !slices.Contains(own, a) {
+		if !held[a] && !slices.Contains(own, a) {
 			return fmt.Errorf("dataplane: address %s is missing: %w", a, ruleset.ErrNeedFull)
 		}
 	}
@@ -307,12 +306,17 @@ func (b *Backend) Check(context.Context) error {
 }
 
 // addressesOfNode returns the node's own addresses that a socket can use, sorted, and the held addresses.
-func (b *Backend) addressesOfNode() (own, held []netip.Addr, err error) {
+func (b *Backend) addressesOfNode() (own []netip.Addr, held map[netip.Addr]bool, err error) {
+	var list []netip.Addr
 	if own, err = b.config.Addresses.Own(); err == nil {
-		held, err = b.config.Addresses.Held()
+		list, err = b.config.Addresses.Held()
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("dataplane: %w", err)
+	}
+	held = make(map[netip.Addr]bool, len(list))
+	for _, a := range list {
+		held[a] = true
 	}
 	return usable(own), held, nil
 }
@@ -341,11 +345,11 @@ func (b *Backend) look(pods ruleset.LocalTraffic) error {
 		b.internal = &internalTraffic{pods: pods, own: own}
 	}
 	for a := range b.addresses.All() {
-		if !slices.Contains(held, a) { // another process removed it, or an interface has it
+		if !held[a] { // another process removed it, or an interface has it
 			b.addresses.Removed(a)
 		}
 	}
-	for _, a := range held {
+	for a := range held {
 		b.addresses.Installed(a)
 	}
 	return nil
@@ -383,21 +387,17 @@ func (b *Backend) update(bi *binding) (*rule, error) {
 
 // listen opens the socket of a place, or changes its audience.
 func (b *Backend) listen(bi *binding, r *rule) error {
-	who := r.audience()
 	if bi.socket != nil {
-		if who.equal(bi.heard) {
-			return nil
-		}
-		if err := setAudience(bi.socket, bi.at.Addr(), who); err != nil {
+		if err := setAudience(bi.socket, bi.at.Addr(), r.audience()); err != nil {
+			b.unlisten(bi) // a retry opens it again
 			return fmt.Errorf("cannot change the socket filter of %s: %w", bi.at, err)
 		}
-		bi.heard = who
 		return nil
 	}
 	if !b.config.Sockets.Take() {
 		return fmt.Errorf("cannot listen at %s: %w", bi.at, ErrTooManySockets)
 	}
-	lc := net.ListenConfig{Control: control(bi.at.Addr(), who)}
+	lc := net.ListenConfig{Control: control(bi.at.Addr(), r.audience())}
 	// Package net would accept Multipath TCP, which costs time and which no kernel data plane
 	// translates.
 	lc.SetMultipathTCP(false)
@@ -413,7 +413,6 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		return err
 	}
 	b.listening.Store(bi.place, nil)
-	bi.heard = who
 	return nil
 }
 

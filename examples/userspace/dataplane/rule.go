@@ -84,8 +84,4 @@ func (r *rule) audience() (a audience) {
 	return a
 }
 
-func (a audience) equal(o audience) bool {
-	return slices.EqualFunc(a, o, func(x, y []netip.Prefix) bool { return slices.Equal(x, y) })
-}
-
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
