@@ -19,6 +19,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/config"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/reset"
@@ -65,6 +66,9 @@ type Agent struct {
 	nodeIPs []netip.Addr
 
 	plane modes.Plane
+	// clients reads, once, the clients that kube-proxy remembers. The agent's own memory, if there is any, is in the
+	// table that the agent keeps.
+	clients func() takeover.Clients
 	// cleaner deletes stale UDP flows. It is nil if the system has no connection tracking.
 	cleaner *conntrack.Cleaner
 	// resetter ends connections to endpoints that vanished, or is nil.
@@ -122,20 +126,27 @@ func (a *Agent) limitExceeded(k tracker.Key, limit string) {
 // watchTraffic adds the metrics of each Service's traffic.
 func (a *Agent) watchTraffic() {
 	a.metrics.WatchTraffic(metrics.TrafficConfig{
-		Read: func(ctx context.Context) (*dataplane.Traffic, error) {
-			t, err := a.plane.Traffic(ctx)
-			for _, r := range a.moreTraffic() {
-				if err == nil {
-					var more *dataplane.Traffic
-					if more, err = r.Traffic(ctx); err == nil {
-						modes.AddTraffic(t, more)
-					}
+		Read: func(ctx context.Context) (sum *dataplane.Traffic, err error) {
+			readers := []dataplane.TrafficReader{a.plane}
+			if a.Sockets != nil {
+				readers = append(readers, a.Sockets)
+			}
+			if a.localhost != nil {
+				readers = append(readers, a.localhost.plane)
+			}
+			for i, r := range readers {
+				t, err := r.Traffic(ctx)
+				if err != nil {
+					a.Log.Warn("cannot read the traffic of Services", "error", err)
+					return nil, err
+				}
+				if i == 0 {
+					sum = t
+				} else { // connections that the rules of the mode do not meet
+					modes.AddTraffic(sum, t)
 				}
 			}
-			if err != nil {
-				a.Log.Warn("cannot read the traffic of Services", "error", err)
-			}
-			return t, err
+			return sum, nil
 		},
 		All: func() (out []tracker.Key) {
 			for _, s := range a.Engine.Snapshot().Ports {
@@ -150,17 +161,6 @@ func (a *Agent) watchTraffic() {
 			return 0
 		},
 	})
-}
-
-// moreTraffic returns what counts the connections that the rules of the mode do not meet.
-func (a *Agent) moreTraffic() (out []dataplane.TrafficReader) {
-	if a.Sockets != nil {
-		out = append(out, a.Sockets)
-	}
-	if a.localhost != nil {
-		out = append(out, a.localhost.plane)
-	}
-	return out
 }
 
 // InEffect is closed when the rules are in effect for the first time.

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,9 +16,11 @@ import (
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/node/modes"
 	"github.com/go-proxier/proxier/examples/internal/node/objects"
+	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 type part struct {
@@ -211,9 +215,17 @@ func (a *Agent) openNamespace(_ context.Context, p *part) (err error) {
 }
 
 func (a *Agent) openPlane(ctx context.Context, p *part) (err error) {
+	a.clients = sync.OnceValue(func() takeover.Clients {
+		c, err := takeover.ReadClients(a.netns)
+		if err != nil {
+			a.options.Log.Warn(unknownClients, "error", err)
+		}
+		return c
+	})
 	a.plane, err = a.mode.Open(ctx, modes.Settings{
-		Config: a.options.Config, Families: a.families, NodeIPs: a.nodeIPs, Clients: rememberedClients(a.netns, a.options.Log), NetNS: a.netns, Limits: a.limits,
-		Dial: a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
+		Config: a.options.Config, Families: a.families, NodeIPs: a.nodeIPs, NetNS: a.netns, Limits: a.limits,
+		Clients: func(k tracker.Key, at netip.AddrPort) map[netip.Addr]time.Duration { return a.clients().Of(k, at) },
+		Dial:    a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
 	})
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ func Tune(cfg *config.Config, log *slog.Logger) (err error) {
 func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 	for _, f := range families {
 		sysctl := map[tracker.Family]string{tracker.IPv4: "net/ipv4/ip_forward", tracker.IPv6: "net/ipv6/conf/all/forwarding"}[f]
-		if value, err := readSysctl(sysctl); err == nil && value == "0" && (f == tracker.IPv6 || mode != config.ModeIPVS) {
+		if readSysctl(sysctl) == "0" && (f == tracker.IPv6 || mode != config.ModeIPVS) {
 			log.Warn("the kernel does not forward packets: clients outside cannot reach pods and other nodes through this node", "sysctl", sysctl)
 		}
 	}
@@ -44,7 +44,7 @@ func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 // checkLiberal warns if connection tracking does not translate TCP packets outside of the window in
 // the agent's namespace. Mode iptables then drops them; mode nftables does not, like kube-proxy's.
 func checkLiberal(log *slog.Logger) {
-	if value, err := readSysctl("net/netfilter/nf_conntrack_tcp_be_liberal"); err == nil && value == "0" {
+	if readSysctl("net/netfilter/nf_conntrack_tcp_be_liberal") == "0" {
 		log.Warn("mode iptables drops TCP packets that connection tracking considers invalid, mode nftables does not: if they reset connections, set conntrack.tcpBeLiberal")
 	}
 }
@@ -54,15 +54,16 @@ func checkLiberal(log *slog.Logger) {
 func checkBridge(families []tracker.Family, log *slog.Logger) {
 	for _, f := range families {
 		sysctl := map[tracker.Family]string{tracker.IPv4: "net/bridge/bridge-nf-call-iptables", tracker.IPv6: "net/bridge/bridge-nf-call-ip6tables"}[f]
-		if value, err := readSysctl(sysctl); err != nil || value == "0" { // without br_netfilter it is missing
+		if value := readSysctl(sysctl); value == "" || value == "0" { // without br_netfilter it is missing
 			log.Warn("packets between pods on the bridge skip the rules: pods cannot reach each other through Services", "sysctl", sysctl, "want", 1)
 		}
 	}
 }
 
-func readSysctl(name string) (string, error) {
-	value, err := os.ReadFile("/proc/sys/" + name)
-	return strings.TrimSpace(string(value)), err
+// readSysctl returns the value of a parameter, or "" if it cannot be read.
+func readSysctl(name string) string {
+	value, _ := os.ReadFile("/proc/sys/" + name)
+	return strings.TrimSpace(string(value))
 }
 
 // onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).

@@ -3,13 +3,14 @@ package core
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Pauses after failures to remove the taint, before the random part, which adds up to the same time
@@ -53,34 +54,31 @@ func (s *startupTaint) observe(n *v1.Node) {
 // run removes the taint whenever the object has it, until ctx ends. After a failure it pauses, longer
 // each time, and tries again with the latest version of the object.
 func (s *startupTaint) run(ctx context.Context) error {
-	failures, wake := 0, (<-chan struct{})(s.wake)
-	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-wake:
-		case <-again:
+		case <-s.wake:
 		}
-		wake, again = s.wake, nil
-		n := s.node.Load()
-		if !slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == s.key }) {
-			failures = 0
-			continue
+		pauses := wait.Backoff{Duration: firstTaintPause, Factor: 2, Jitter: 1, Steps: math.MaxInt, Cap: longestTaintPause}
+		for failures := 0; ; failures++ {
+			n := s.node.Load()
+			if !slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == s.key }) {
+				break
+			}
+			request, cancel := context.WithTimeout(ctx, taintTimeout)
+			err := s.remove(request, n, s.key)
+			cancel()
+			if err == nil {
+				s.log.Info("removed the startup taint of the node", "taint", s.key)
+				s.event(false, reasonTaintRemoved, "Services work: removed the taint "+s.key)
+				break
+			}
+			s.report(err, failures, pauses.Duration)
+			if err := sleep(ctx, pauses.Step()); err != nil {
+				return err
+			}
 		}
-		request, cancel := context.WithTimeout(ctx, taintTimeout)
-		err := s.remove(request, n, s.key)
-		cancel()
-		if err == nil {
-			failures = 0
-			s.log.Info("removed the startup taint of the node", "taint", s.key)
-			s.event(false, reasonTaintRemoved, "Services work: removed the taint "+s.key)
-			continue
-		}
-		pause := min(firstTaintPause<<min(failures, 10), longestTaintPause)
-		s.report(err, failures, pause)
-		wake, again = nil, time.After(pause+rand.N(pause))
-		failures++
 	}
 }
 

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"net/netip"
-	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +15,6 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/node/takeover"
 	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // lookInterval is the time between two looks for proxies that run, and rulesInterval the time between
@@ -89,25 +85,6 @@ func newTakeOver(a *Agent) *takeOver {
 
 const unknownClients = "cannot keep the endpoints of clients of kube-proxy: some may get others"
 
-// rememberedClients returns a function that returns the clients that kube-proxy remembers for an
-// endpoint. It reads them once, at its first call. The agent's own memory, if there is any, is in
-// the table that the agent keeps.
-func rememberedClients(netns *os.File, log *slog.Logger) func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration {
-	read := sync.OnceValue(func() takeover.Clients { return readClients(netns, log) })
-	return func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration {
-		return read().Of(k, endpoint)
-	}
-}
-
-// readClients returns what could be read, and logs the errors of the rest.
-func readClients(netns *os.File, log *slog.Logger) takeover.Clients {
-	c, err := takeover.ReadClients(netns)
-	if err != nil {
-		log.Warn(unknownClients, "error", err)
-	}
-	return c
-}
-
 // applied gives the endpoints in mode iptables the clients that they have in kube-proxy's nftables mode, when the
 // first full delta is in effect. That mode's rules are there until run removes them.
 func (t *takeOver) applied(d *ruleset.Delta, err error) {
@@ -115,7 +92,7 @@ func (t *takeOver) applied(d *ruleset.Delta, err error) {
 		return
 	}
 	t.moved = true
-	if err := readClients(t.a.netns, t.a.Log).WriteRecent(t.a.netns, d); err != nil {
+	if err := t.a.clients().WriteRecent(t.a.netns, d); err != nil {
 		t.a.Log.Warn(unknownClients, "error", complaint.Text(err.Error()))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
@@ -138,16 +137,4 @@ func ipvsFamilies(ctx context.Context) []tracker.Family {
 		}
 	}
 	return out
-}
-
-// nameMaps adds to an error of a clean-up the verdict maps of nf_tables that lead to chains of kube-proxy, which
-// iptables does not see: the kernel does not delete such chains.
-func nameMaps(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "resource busy") {
-		return err
-	}
-	if maps := takeover.MapsToChains(); len(maps) != 0 {
-		err = fmt.Errorf("%w; chains are in use by %s", err, strings.Join(maps, ", "))
-	}
-	return err
 }

@@ -29,22 +29,25 @@ func Kernelspace(cfg *config.Config) Mode {
 		}
 		return winkernel.Cleanup(ctx, c)
 	}
-	return Mode{
-		Name: config.ModeKernelspace, Watch: 30 * time.Second, // lists all objects
-		TakesOver: true, NeedsNode: true,
-		Probe:            configured(winkernelConfig, winkernel.Probe),
-		Open:             opened(winkernelConfig, winkernel.New),
-		OnService:        func(s *v1.Service, p *tracker.ServicePort) { _ = winkernel.OnService(s, nil, p) }, // never fails
-		Cleanup:          cleanup,
-		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
-		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+	return backend[winkernel.Config, *winkernel.Backend]{
+		configure: winkernelConfig,
+		probe:     winkernel.Probe,
+		open:      winkernel.New,
+		lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
 			c, err := leftConfig(cfg, nil)
 			if err != nil {
 				return dataplane.Found{}, err
 			}
 			return winkernel.Lookup(ctx, c, q)
-		}, "no load balancer for it"),
-	}
+		},
+		noEntry: "no load balancer for it",
+	}.mode(Mode{
+		Name: config.ModeKernelspace, Watch: 30 * time.Second, // lists all objects
+		TakesOver: true, NeedsNode: true,
+		OnService:        func(s *v1.Service, p *tracker.ServicePort) { _ = winkernel.OnService(s, nil, p) }, // never fails
+		Cleanup:          cleanup,
+		CleanupKubeProxy: cleanup, // nothing tells whose the load balancers are
+	})
 }
 
 // winkernelConfig returns the configuration of the backend for the families of the settings.

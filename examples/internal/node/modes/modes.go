@@ -12,12 +12,15 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/node/config"
+	"github.com/go-proxier/proxier/examples/internal/node/takeover"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset/dataplane"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -102,49 +105,123 @@ type Plane struct {
 	Powerless bool
 }
 
-// configured returns a function that calls do with a backend's configuration.
-func configured[C any](configure func(Settings) (C, error), do func(context.Context, C) error) func(context.Context, Settings) error {
-	return func(ctx context.Context, s Settings) error {
-		c, err := configure(s)
-		if err != nil {
+// backend describes a mode by the functions of the package of its data plane. C is the package's
+// configuration. Functions may be nil that the mode does not have.
+type backend[C any, B dataplane.Backend] struct {
+	configure      func(Settings) (C, error)
+	probe, sysctls func(context.Context, C) error
+	open           func(context.Context, C) (B, error)
+	// lookup looks one packet up. If there is no entry, Where is noEntry.
+	lookup  func(context.Context, dataplane.Query) (dataplane.Found, error)
+	noEntry string
+	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
+	left  func(*slog.Logger) []C
+	owned func(context.Context, C) (bool, error)
+	// own removes the agent's rules, and all those of kube-proxy, too.
+	own, all func(context.Context, C) error
+	// flavor returns the flavor of iptables. ownRules and allRules are like own and all, but remove only rules.
+	flavor             func(C) iptables.Flavor
+	ownRules, allRules func(context.Context, C) error
+}
+
+// mode adds its functions to a mode.
+func (b backend[C, B]) mode(m Mode) Mode {
+	configured := func(do func(context.Context, C) error) func(context.Context, Settings) error {
+		return func(ctx context.Context, s Settings) error {
+			c, err := b.configure(s)
+			if err != nil {
+				return err
+			}
+			return do(ctx, c)
+		}
+	}
+	m.Probe = configured(b.probe)
+	m.Open = func(ctx context.Context, s Settings) (p Plane, err error) {
+		return p, configured(func(ctx context.Context, c C) error {
+			opened, err := b.open(ctx, c)
+			if err != nil {
+				return err // opened is a nil pointer, and as a dataplane.Backend would not be nil
+			}
+			p.Backend = opened
+			if c, ok := any(opened).(interface {
+				Counters() (map[string]uint64, error)
+			}); ok {
+				p.Counters = c.Counters
+			}
+			return nil
+		})(ctx, s)
+	}
+	if b.sysctls != nil {
+		m.SetSysctls = configured(b.sysctls)
+	}
+	if b.lookup != nil {
+		m.Lookup = func(ctx context.Context, queries []dataplane.Query) (found []dataplane.Found, errs []error) {
+			for _, q := range queries {
+				f, err := b.lookup(ctx, q)
+				if !f.Entry {
+					f.Where = b.noEntry
+				}
+				found, errs = append(found, f), append(errs, err)
+			}
+			return found, errs
+		}
+	}
+	if b.left != nil {
+		m.Owned = func(ctx context.Context, log *slog.Logger) (any bool, err error) {
+			for _, c := range b.left(log) {
+				owned, e := b.owned(ctx, c)
+				any, err = any || owned, errors.Join(err, Missing(e, log))
+			}
+			return any, err
+		}
+		m.Cleanup = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, b.left(log), b.own, log) }
+		m.CleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, b.left(log), b.all, log) }
+	}
+	if b.flavor != nil {
+		m.CleanupFlavor = func(ctx context.Context, s Settings) error {
+			if s.Flavor == iptables.AnyFlavor {
+				return nil // only the programs without a flavor in their names can be used
+			}
+			remove := b.ownRules
+			if s.Adopt {
+				remove = b.allRules
+			}
+			if err := cleanupAll(ctx, slices.DeleteFunc(b.left(s.Log), func(c C) bool { return b.flavor(c) != other(s.Flavor) }), remove, s.Log); err != nil {
+				return err
+			}
+			return Missing(m.SetSysctls(ctx, s), s.Log) // the clean-up may have set one back
+		}
+	}
+	return m
+}
+
+// ifOwned returns cleanup as a function that does nothing for rules that are not the agent's.
+func ifOwned[C any](owned func(context.Context, C) (bool, error), cleanup func(context.Context, C) error) func(context.Context, C) error {
+	return func(ctx context.Context, c C) error {
+		if ok, err := owned(ctx, c); err != nil || !ok {
 			return err
 		}
-		return do(ctx, c)
+		return cleanup(ctx, c)
 	}
 }
 
-func opened[C any, B dataplane.Backend](configure func(Settings) (C, error), open func(context.Context, C) (B, error)) func(context.Context, Settings) (Plane, error) {
-	return func(ctx context.Context, s Settings) (Plane, error) {
-		c, err := configure(s)
-		if err != nil {
-			return Plane{}, err
+// cleanupAll calls cleanup for each configuration. It retries once after a failure, because rules of
+// one flavor of iptables can refer to sets of the other. To its error it adds the verdict maps of nf_tables that lead
+// to chains of kube-proxy, which iptables does not see: the kernel does not delete such chains.
+func cleanupAll[C any](ctx context.Context, list []C, cleanup func(context.Context, C) error, log *slog.Logger) (err error) {
+	for range 2 {
+		err = nil
+		for _, c := range list {
+			err = errors.Join(err, Missing(cleanup(ctx, c), log))
 		}
-		b, err := open(ctx, c)
-		if err != nil {
-			return Plane{}, err // b is a nil pointer, and as a dataplane.Backend would not be nil
+		if err == nil {
+			return nil
 		}
-		p := Plane{Backend: b}
-		if c, ok := any(b).(interface {
-			Counters() (map[string]uint64, error)
-		}); ok {
-			p.Counters = c.Counters
-		}
-		return p, nil
 	}
-}
-
-// lookedUp returns a function that looks packets up one by one. If there is no entry, Where is noEntry.
-func lookedUp(lookup func(context.Context, dataplane.Query) (dataplane.Found, error), noEntry string) func(context.Context, []dataplane.Query) ([]dataplane.Found, []error) {
-	return func(ctx context.Context, queries []dataplane.Query) (found []dataplane.Found, errs []error) {
-		for _, q := range queries {
-			f, err := lookup(ctx, q)
-			if !f.Entry {
-				f.Where = noEntry
-			}
-			found, errs = append(found, f), append(errs, err)
-		}
-		return found, errs
+	if maps := takeover.MapsToChains(); len(maps) != 0 && strings.Contains(err.Error(), "resource busy") {
+		err = fmt.Errorf("%w; chains are in use by %s", err, strings.Join(maps, ", "))
 	}
+	return err
 }
 
 // LookupOne is Lookup for one packet.

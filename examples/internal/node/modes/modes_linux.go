@@ -22,54 +22,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// leftovers are what the agent, or kube-proxy, may have left of a mode.
-type leftovers[C any] struct {
-	// list returns the configurations with which they may have left rules.
-	list  func(*slog.Logger) []C
-	owned func(context.Context, C) (bool, error)
-	// own removes the agent's rules, and all those of kube-proxy, too.
-	own, all func(context.Context, C) error
-}
-
-// of returns a mode with its functions Owned, Cleanup and CleanupKubeProxy.
-func (l leftovers[C]) of(m Mode) Mode {
-	m.Owned = func(ctx context.Context, log *slog.Logger) (any bool, err error) {
-		for _, c := range l.list(log) {
-			owned, e := l.owned(ctx, c)
-			any, err = any || owned, errors.Join(err, Missing(e, log))
-		}
-		return any, err
-	}
-	m.Cleanup = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, l.list(log), l.own, log) }
-	m.CleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, l.list(log), l.all, log) }
-	return m
-}
-
-// ifOwned returns cleanup as a function that does nothing for rules that are not the agent's.
-func ifOwned[C any](owned func(context.Context, C) (bool, error), cleanup func(context.Context, C) error) func(context.Context, C) error {
-	return func(ctx context.Context, c C) error {
-		if ok, err := owned(ctx, c); err != nil || !ok {
-			return err
-		}
-		return cleanup(ctx, c)
-	}
-}
-
-// cleanupAll calls cleanup for each configuration. It retries once after a failure, because rules of
-// one flavor of iptables can refer to sets of the other.
-func cleanupAll[C any](ctx context.Context, list []C, cleanup func(context.Context, C) error, log *slog.Logger) (err error) {
-	for range 2 {
-		err = nil
-		for _, c := range list {
-			err = errors.Join(err, Missing(cleanup(ctx, c), log))
-		}
-		if err == nil {
-			break
-		}
-	}
-	return nameMaps(err)
-}
-
 // kubeProxyTable is the name of kube-proxy's table in its nftables mode.
 const kubeProxyTable = "kube-proxy"
 
@@ -77,29 +29,30 @@ const kubeProxyTable = "kube-proxy"
 func All(*config.Config) []Mode { return []Mode{NFTables(), IPTables(), IPVS(), Userspace()} }
 
 func NFTables() Mode {
-	configure := func(s Settings) (nftables.Config, error) { return nftablesConfig(s), nil }
-	return leftovers[nftables.Config]{
-		list:  func(log *slog.Logger) []nftables.Config { return []nftables.Config{{Log: log}} },
-		owned: nftables.Owned,
+	return backend[nftables.Config, *nftables.Backend]{
+		configure: func(s Settings) (nftables.Config, error) { return nftablesConfig(s), nil },
+		probe:     nftables.Probe,
+		open:      nftables.New,
+		lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return nftables.Lookup(ctx, nftables.Config{}, q)
+		},
+		noEntry: "no entry for it",
+		left:    func(log *slog.Logger) []nftables.Config { return []nftables.Config{{Log: log}} },
+		owned:   nftables.Owned,
 		own: func(ctx context.Context, c nftables.Config) error {
 			err := ifOwned(nftables.Owned, nftables.Cleanup)(ctx, c)
 			c.Table = kubeProxyTable
-			unmark := func(ctx context.Context, _ nftables.Config) error { return takeover.Unmark() }
+			unmark := func(context.Context, nftables.Config) error { return takeover.Unmark() }
 			return errors.Join(err, ifOwned(nftables.Owned, unmark)(ctx, c))
 		},
 		all: func(ctx context.Context, c nftables.Config) error {
 			c.Table = kubeProxyTable
 			return nftables.Cleanup(ctx, c)
 		},
-	}.of(Mode{
+	}.mode(Mode{
 		Name:              config.ModeNFTables,
 		Watch:             250 * time.Millisecond, // after transactions only
 		TracksConnections: true,
-		Probe:             configured(configure, nftables.Probe),
-		Open:              opened(configure, nftables.New),
-		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-			return nftables.Lookup(ctx, nftables.Config{}, q)
-		}, "no entry for it"),
 	})
 }
 
@@ -107,21 +60,24 @@ func IPTables() Mode { return IPTablesWith(func(*iptables.Config) {}) }
 
 // IPTablesWith returns mode iptables with a function that edits each configuration.
 func IPTablesWith(edit func(*iptables.Config)) Mode {
-	configure := func(s Settings) (iptables.Config, error) {
-		c := iptables.Config{
-			Families: s.Families, Flavor: s.Flavor, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: s.Config.ServesLoopback(), CountTraffic: s.TrafficMetrics,
-			Hooks: &iptables.Hooks{Applied: func(i iptables.WriteInfo) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
-		}
-		edit(&c)
-		return c, nil
-	}
-	return leftovers[iptables.Config]{list: leftByIPTables, owned: iptables.Owned, own: iptables.CleanupOwn, all: iptables.Cleanup}.of(Mode{
+	return backend[iptables.Config, *iptables.Backend]{
+		configure: func(s Settings) (iptables.Config, error) {
+			c := iptables.Config{
+				Families: s.Families, Flavor: s.Flavor, MasqueradeMark: s.MasqueradeMark, NetNS: s.NetNS, Log: s.Log, LocalhostNodePorts: s.Config.ServesLoopback(), CountTraffic: s.TrafficMetrics,
+				Hooks: &iptables.Hooks{Applied: func(i iptables.WriteInfo) { s.Rules(i.Family, i.Table, i.Rules, i.Written) }},
+			}
+			edit(&c)
+			return c, nil
+		},
+		probe: iptables.Probe, sysctls: iptables.SetSysctls,
+		open: iptables.New,
+		left: leftByIPTables, owned: iptables.Owned, own: iptables.CleanupOwn, all: iptables.Cleanup,
+		flavor:   func(c iptables.Config) iptables.Flavor { return c.Flavor },
+		ownRules: iptables.CleanupOwn, allRules: iptables.Cleanup,
+	}.mode(Mode{
 		Name:      config.ModeIPTables,
 		Watch:     5 * time.Second, // one request to the kernel for each table
 		TakesOver: true, TracksConnections: true,
-		Probe:      configured(configure, iptables.Probe),
-		Open:       opened(configure, iptables.New),
-		SetSysctls: configured(configure, iptables.SetSysctls),
 		Lookup: func(ctx context.Context, queries []dataplane.Query) ([]dataplane.Found, []error) {
 			found, err := iptables.LookupAll(ctx, iptables.Config{Flavor: FlavorInUse(ctx)}, queries)
 			if err != nil {
@@ -134,28 +90,7 @@ func IPTablesWith(edit func(*iptables.Config)) Mode {
 			}
 			return found, slices.Repeat([]error{err}, len(queries))
 		},
-		CleanupFlavor: func(ctx context.Context, s Settings) error {
-			of := func(c iptables.Config) iptables.Flavor { return c.Flavor }
-			if err := cleanupFlavor(ctx, s, leftByIPTables(s.Log), of, iptables.CleanupOwn, iptables.Cleanup); err != nil || !s.Config.ServesLoopback() {
-				return err
-			}
-			// The clean-up may have set route_localnet back.
-			c, _ := configure(s)
-			return Missing(iptables.SetSysctls(ctx, c), s.Log)
-		},
 	})
-}
-
-// cleanupFlavor calls own, or all to adopt kube-proxy's rules, for each configuration whose flavor of iptables is not
-// that of the settings, unless only the programs without a flavor in their names can be used.
-func cleanupFlavor[C any](ctx context.Context, s Settings, list []C, of func(C) iptables.Flavor, own, all func(context.Context, C) error) error {
-	if s.Flavor == iptables.AnyFlavor {
-		return nil
-	}
-	if s.Adopt {
-		own = all
-	}
-	return cleanupAll(ctx, slices.DeleteFunc(list, func(c C) bool { return of(c) != other(s.Flavor) }), own, s.Log)
 }
 
 // FlavorInUse returns the flavor of iptables in which the agent has left rules of mode iptables. If
@@ -195,29 +130,28 @@ func ResetSysctls(ctx context.Context, inUse string, log *slog.Logger) (err erro
 }
 
 func IPVS() Mode {
-	// left returns the configurations with which the agent, or kube-proxy, may have left rules.
-	left := func(log *slog.Logger) (out []ipvs.Config) {
-		for _, flavor := range flavors() {
-			out = append(out, ipvs.Config{IPTables: flavor, Log: log})
-		}
-		return out
-	}
-	own := ifOwned(ipvs.Owned, ipvs.Cleanup)
-	return leftovers[ipvs.Config]{list: left, owned: ipvs.Owned, own: own, all: ipvs.Cleanup}.of(Mode{
+	return backend[ipvs.Config, *ipvs.Backend]{
+		configure: ipvsConfig,
+		probe:     ipvs.Probe, sysctls: ipvs.SetSysctls,
+		open: ipvs.New,
+		lookup: func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
+			return ipvs.Lookup(ctx, ipvs.Config{}, q)
+		},
+		noEntry: "no virtual server for it",
+		left: func(log *slog.Logger) (out []ipvs.Config) {
+			for _, flavor := range flavors() {
+				out = append(out, ipvs.Config{IPTables: flavor, Log: log})
+			}
+			return out
+		},
+		owned: ipvs.Owned, own: ifOwned(ipvs.Owned, ipvs.Cleanup), all: ipvs.Cleanup,
+		flavor:   func(c ipvs.Config) iptables.Flavor { return c.IPTables },
+		ownRules: ifOwned(ipvs.Owned, ipvs.CleanupRules), allRules: ipvs.CleanupRules,
+	}.mode(Mode{
 		Name:      config.ModeIPVS,
 		Watch:     30 * time.Second, // reads everything
 		TakesOver: true, TracksConnections: true,
-		Retire:     retireIPVS,
-		Probe:      configured(ipvsConfig, ipvs.Probe),
-		Open:       opened(ipvsConfig, ipvs.New),
-		SetSysctls: configured(ipvsConfig, ipvs.SetSysctls),
-		Lookup: lookedUp(func(ctx context.Context, q dataplane.Query) (dataplane.Found, error) {
-			return ipvs.Lookup(ctx, ipvs.Config{}, q)
-		}, "no virtual server for it"),
-		CleanupFlavor: func(ctx context.Context, s Settings) (err error) {
-			of := func(c ipvs.Config) iptables.Flavor { return c.IPTables }
-			return cleanupFlavor(ctx, s, left(s.Log), of, ifOwned(ipvs.Owned, ipvs.CleanupRules), ipvs.CleanupRules)
-		},
+		Retire: retireIPVS,
 	})
 }
 

@@ -15,6 +15,9 @@ import (
 // Look returns nothing: what proxies write on other systems than Linux does not tell its owner.
 func Look(context.Context, map[Kind]bool, bool) (map[Kind]uint64, error) { return nil, nil }
 
+// MapsToChains returns nothing.
+func MapsToChains() []string { return nil }
+
 // KubeProxyRuns returns false.
 func KubeProxyRuns() bool { return false }
 
