@@ -1,6 +1,7 @@
 package modes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,31 +23,27 @@ var families = [...]tracker.Family{tracker.IPv4, tracker.IPv6}
 // ChooseFlavor chooses the flavor of iptables for the network namespace of the calling thread. It
 // changes nothing: it neither creates tables nor loads the modules of iptables-legacy.
 func ChooseFlavor(ctx context.Context, c *config.Config) (f Flavor) {
-	if c.Mode != config.ModeIPTables && c.Mode != config.ModeIPVS && c.Mode != config.ModeNFTables {
-		return f
-	}
-	hints := c.Mode != config.ModeNFTables && c.Flavor == iptables.AnyFlavor
-	native, legacy := newReader(ctx, iptables.NFT, hints), newReader(ctx, iptables.Legacy, hints)
-	if c.Mode == config.ModeNFTables {
-		for _, r := range []*reader{native, legacy} {
-			for _, what := range r.drops(ctx) {
-				f.drops = append(f.drops, fmt.Sprintf("iptables-%s, %s", r.flavor, what))
+	switch c.Mode {
+	case config.ModeNFTables:
+		for _, flavor := range []iptables.Flavor{iptables.NFT, iptables.Legacy} {
+			for _, what := range drops(ctx, flavor) {
+				f.drops = append(f.drops, fmt.Sprintf("iptables-%s, %s", flavor, what))
 			}
 		}
 		return f
+	case config.ModeIPTables, config.ModeIPVS:
+	default:
+		return f
 	}
 	if f.Name, f.why = c.Flavor, "--iptables-flavor"; f.Name == iptables.AnyFlavor {
+		native, legacy := stateOf(ctx, iptables.NFT), stateOf(ctx, iptables.Legacy)
 		if native.hint == "" && legacy.hint == "" {
-			native.countRules(ctx)
-			legacy.countRules(ctx)
+			native.rules, legacy.rules = countRules(ctx, iptables.NFT), countRules(ctx, iptables.Legacy)
 		}
-		f.Name, f.why = decide(native.flavorState, legacy.flavorState, func() iptables.Flavor { return usualFlavor(ctx) })
+		f.Name, f.why = decide(native, legacy, func() iptables.Flavor { return usualFlavor(ctx) })
 	}
-	switch f.Name {
-	case iptables.NFT:
-		f.drops = legacy.drops(ctx)
-	case iptables.Legacy:
-		f.drops = native.drops(ctx)
+	if f.Name != iptables.AnyFlavor {
+		f.drops = drops(ctx, other(f.Name))
 	}
 	return f
 }
@@ -84,39 +81,30 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// reader reads the tables of one flavor. It ignores what it cannot read.
-type reader struct {
-	flavorState
-	flavor iptables.Flavor
-	usable map[tracker.Family]bool
-}
-
-// newReader returns a reader. With hints, it has looked for kubelet's chains.
-func newReader(ctx context.Context, flavor iptables.Flavor, hints bool) *reader {
-	r := &reader{flavor: flavor, usable: map[tracker.Family]bool{}}
-	var missing []error
+// stateOf returns what the node has of a flavor, but for the number of rules. It ignores what it cannot read.
+func stateOf(ctx context.Context, flavor iptables.Flavor) (s flavorState) {
+	usable := false
 	for _, f := range families {
 		_, err := exec.LookPath(program(f, flavor, "restore"))
 		saved := ""
-		if err == nil && hints {
-			saved, err = r.save(ctx, f, "mangle")
+		if err == nil {
+			saved, err = save(ctx, flavor, f, "mangle")
 		}
-		foreign := flavor == iptables.NFT && unreadable(saved, err)
-		r.usable[f] = err == nil || foreign || strings.Contains(err.Error(), "Permission denied")
-		if !r.usable[f] {
-			missing = append(missing, err)
+		hint := hintIn(saved)
+		if flavor == iptables.NFT && unreadable(saved, err) {
+			hint, err = hintOf(f), nil
 		}
-		if r.hint == "" {
-			r.hint = hintIn(saved)
-			if foreign {
-				r.hint = hintOf(f)
-			}
+		s.hint = cmp.Or(s.hint, hint)
+		if err == nil || strings.Contains(err.Error(), "Permission denied") {
+			usable = true
+		} else {
+			s.missing = err
 		}
 	}
-	if len(missing) == len(families) {
-		r.missing = missing[0] // the other family's is of the same kind
+	if usable {
+		s.missing = nil
 	}
-	return r
+	return s
 }
 
 // unreadable reports whether iptables-nft-save cannot print tables, because of rules that only nft can
@@ -143,8 +131,8 @@ func hintOf(f tracker.Family) string {
 
 // save returns the output of iptables-save for a table, or for all tables if table is "". It does not
 // read a table of iptables-legacy that does not exist, since that would create it.
-func (r *reader) save(ctx context.Context, f tracker.Family, table string) (string, error) {
-	if r.flavor == iptables.Legacy {
+func save(ctx context.Context, flavor iptables.Flavor, f tracker.Family, table string) (string, error) {
+	if flavor == iptables.Legacy {
 		if tables, _ := legacyTables(f); len(tables) == 0 || table != "" && !slices.Contains(tables, table) {
 			return "", nil
 		}
@@ -153,31 +141,27 @@ func (r *reader) save(ctx context.Context, f tracker.Family, table string) (stri
 	if table != "" {
 		args = []string{"-t", table}
 	}
-	return output(ctx, program(f, r.flavor, "save"), args...)
+	return output(ctx, program(f, flavor, "save"), args...)
 }
 
-// each calls fn with the output of iptables-save, as save returns it, for each family that can be read.
-func (r *reader) each(ctx context.Context, table string, fn func(f tracker.Family, saved string)) {
+// countRules returns the number of rules that can be read.
+func countRules(ctx context.Context, flavor iptables.Flavor) (n int) {
 	for _, f := range families {
-		if !r.usable[f] {
-			continue
-		}
-		if saved, err := r.save(ctx, f, table); err == nil {
-			fn(f, saved)
+		if saved, err := save(ctx, flavor, f, ""); err == nil {
+			n += strings.Count(saved, "\n-A ")
 		}
 	}
-}
-
-func (r *reader) countRules(ctx context.Context) {
-	r.each(ctx, "", func(_ tracker.Family, saved string) { r.rules += strings.Count(saved, "\n-A ") })
+	return n
 }
 
 // drops returns how chain FORWARD drops packets, for each family in which it does.
-func (r *reader) drops(ctx context.Context) (out []string) {
-	r.each(ctx, "filter", func(f tracker.Family, saved string) {
-		if what := dropIn(saved); what != "" {
-			out = append(out, fmt.Sprintf("%v: %s", f, what))
+func drops(ctx context.Context, flavor iptables.Flavor) (out []string) {
+	for _, f := range families {
+		if saved, err := save(ctx, flavor, f, "filter"); err == nil {
+			if what := dropIn(saved); what != "" {
+				out = append(out, fmt.Sprintf("%v: %s", f, what))
+			}
 		}
-	})
+	}
 	return out
 }
