@@ -24,7 +24,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -180,14 +179,11 @@ func (m *maps) close() {
 
 // newPlane returns the backend that writes the maps, which may have entries of an earlier process.
 func newPlane(m *maps) (*driver.Driver, error) {
-	names := &driver.Numbered[driver.Pool, driver.Pool]{
-		Table: *table(m.names, same[uint32], same[uint32], nameOf, poolName.pool), Low: 1, High: maxPools, Name: same[driver.Pool],
-	}
-	slots := &driver.Slots[uint32, backend]{Table: *table(m.backends,
+	names := &driver.Numbered[poolName, poolName]{Table: *table[uint32, poolName](m.names, same, same), Low: 1, High: maxPools, Name: same[poolName]}
+	slots := &driver.Slots[uint32, backend]{Table: *table[driver.Slot[uint32], backend](m.backends,
 		func(s driver.Slot[uint32]) backendKey { return backendKey{s.Pool, uint32(s.N)} },
-		func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} },
-		same[backend], same[backend])}
-	frontends := table(m.frontends, keyOf, frontendOf, same[frontend], same[frontend])
+		func(k backendKey) driver.Slot[uint32] { return driver.Slot[uint32]{Pool: k.Pool, N: int(k.Slot)} })}
+	frontends := table[driver.Frontend, frontend](m.frontends, keyOf, frontendOf)
 	return driver.New(driver.Plane{
 		Limits: ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksHash},
 		Tables: []driver.Ordered{names, slots, frontends},
@@ -198,7 +194,7 @@ func newPlane(m *maps) (*driver.Driver, error) {
 				for _, ep := range eps {
 					pool = append(pool, backend{ep.Addr.Addr().As16(), bigEndian(ep.Addr.Port()), ep.Weight})
 				}
-				id := names.Want(name)
+				id := names.Want(nameOf(name))
 				targets[name.Target] = target{id, uint32(slots.WantPool(id, pool)), forward}
 			}
 			for at, f := range driver.Frontends(s) {
@@ -208,21 +204,21 @@ func newPlane(m *maps) (*driver.Driver, error) {
 	})
 }
 
-// table returns a driver's table of a map, whose keys and values are others there.
-func table[K, V comparable, MK, MV any](m *ebpf.Map, key func(K) MK, keyBack func(MK) K, value func(V) MV, valueBack func(MV) V) *driver.Table[K, V] {
+// table returns a driver's table of a map, which has other keys.
+func table[K, V comparable, MK any](m *ebpf.Map, key func(K) MK, back func(MK) K) *driver.Table[K, V] {
 	return &driver.Table[K, V]{
 		Installed: func(*ruleset.Delta) (iter.Seq2[K, V], error) {
 			return func(yield func(K, V) bool) {
 				var k MK
-				var v MV
+				var v V
 				for all := m.Iterate(); all.Next(&k, &v); {
-					if !yield(keyBack(k), valueBack(v)) {
+					if !yield(back(k), v) {
 						return
 					}
 				}
 			}, nil
 		},
-		Put: func(k K, v V) error { return m.Put(key(k), value(v)) },
+		Put: func(k K, v V) error { return m.Put(key(k), v) },
 		Delete: func(k K) error {
 			if err := m.Delete(key(k)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
@@ -265,14 +261,8 @@ func frontendOf(k frontendKey) driver.Frontend {
 	return f
 }
 
-// nameOf and pool turn a pool's name into a value of the map and back.
 func nameOf(p driver.Pool) (n poolName) {
 	text, _ := json.Marshal(p)
 	copy(n[:], text)
 	return n
-}
-
-func (n poolName) pool() (p driver.Pool) {
-	_ = json.Unmarshal(bytes.TrimRight(n[:], "\x00"), &p) // an entry that the process did not write has no name
-	return p
 }

@@ -81,7 +81,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 func (p *program) dump() string {
 	names := map[uint32]string{}
 	var lines []string
-	each(p.names, func(id uint32, n poolName) { names[id] = fmt.Sprint(n.pool()) })
+	each(p.names, func(id uint32, n poolName) { names[id] = string(n[:]) })
 	each(p.frontends, func(k frontendKey, f frontend) {
 		lines = append(lines, fmt.Sprintln(frontendOf(k), names[f.External.Pool], names[f.Internal.Pool], f.External.Size, f.Internal.Size, f.External.Action, f.Internal.Action, f.Masquerade, f.Affinity))
 	})

@@ -2,10 +2,10 @@ package kubeapi
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -138,28 +138,18 @@ func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 // patch the Node, and changes nothing else in it. It waits for the API server for 20
 // seconds at most.
 func (c *Client) RemoveTaint(ctx context.Context, n *v1.Node, key string) error {
-	type operation struct {
-		Op    string  `json:"op"`
-		Path  string  `json:"path"`
-		Value *string `json:"value,omitempty"`
-	}
-	var patch []operation
+	var patch []string
 	for i := len(n.Spec.Taints) - 1; i >= 0; i-- { // an index stays valid if later ones are removed first
 		if n.Spec.Taints[i].Key == key {
-			at := fmt.Sprintf("/spec/taints/%d", i)
-			patch = append(patch, operation{"test", at + "/key", &key}, operation{"remove", at, nil})
+			patch = append(patch, fmt.Sprintf(`{"op":"test","path":"/spec/taints/%d/key","value":%q},{"op":"remove","path":"/spec/taints/%[1]d"}`, i, key))
 		}
 	}
 	if len(patch) == 0 {
 		return nil
 	}
-	body, err := json.Marshal(patch)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return c.Core.Patch(types.JSONPatchType).Resource("nodes").Name(n.Name).Body(body).Do(ctx).Error()
+	return c.Core.Patch(types.JSONPatchType).Resource("nodes").Name(n.Name).Body([]byte("[" + strings.Join(patch, ",") + "]")).Do(ctx).Error()
 }
 
 // Close closes all connections of a Client that NewClient returned. Running requests fail.
