@@ -115,19 +115,16 @@ func (t *takeOver) waitTurn(ctx context.Context) error {
 	}
 	for waited := false; ; waited = true {
 		err := t.look(ctx, true)
-		var same takeover.Kind
-		for k, o := range t.kinds {
-			// kube-proxy's mode ipvs has chains of mode iptables, too.
-			if k.Owner == takeover.KubeProxy && o.Answers() && (k.Mode == mode.Name || mode.Name == config.ModeIPTables && k.Mode == config.ModeIPVS) {
-				same = k
-			}
+		same := takeover.Kind{Owner: takeover.KubeProxy, Mode: mode.Name}
+		if mode.Name == config.ModeIPTables && !t.kinds[same].Answers() {
+			same.Mode = config.ModeIPVS // has chains of mode iptables, too
 		}
 		o := t.kinds[same]
 		switch {
-		case o == nil && waited:
-			t.a.Log.Info("kube-proxy has ended")
-			return nil
-		case o == nil:
+		case o == nil || !o.Answers():
+			if waited {
+				t.a.Log.Info("kube-proxy has ended")
+			}
 			return nil
 		case err == nil && o.Idle():
 			const text = "a process answers as kube-proxy, but its rules do not follow the Services: not waiting for its end any longer"
