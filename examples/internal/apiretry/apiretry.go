@@ -239,7 +239,7 @@ func (r *retrier) repeat(ctx context.Context, o metav1.ListOptions, small bool, 
 		}
 		pause := pauses.Step()
 		switch {
-		case r.absent != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
+		case r.absent != nil && !r.answered && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
 			if pause = absentInterval; !r.missing {
 				r.missing = true
 				r.log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
