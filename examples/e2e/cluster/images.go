@@ -13,14 +13,10 @@ import (
 	"k8s.io/kubernetes/test/utils/image"
 )
 
-// debian lists the Debian packages of the programs that upstream's test images contain, and
+// debian has the Debian packages of the programs that upstream's test images contain, and
 // of those that the two proxies use. Upstream's images use Alpine Linux and need a registry.
-var debian = []string{
-	"bash", "bind9-dnsutils", "busybox", "ca-certificates", "conntrack", "curl", "iperf", "iproute2", "iptables",
-	"iputils-ping", "netcat-openbsd", "nftables", "procps", "socat", "wget",
-}
-
-const debianSuite = "bookworm"
+const debian = "bash,bind9-dnsutils,busybox,ca-certificates,conntrack,curl,iperf,iproute2,iptables," +
+	"iputils-ping,netcat-openbsd,nftables,procps,socat,wget"
 
 // pauseImage returns the name of the image that containerd uses for a pod's sandbox.
 func pauseImage() string { return image.GetE2EImage(image.Pause) }
@@ -35,29 +31,15 @@ func (s settings) makeImages(ctx context.Context) error {
 		return err
 	}
 	fmt.Println("building a Debian file system and container images")
-	root := s.rootfs()
-	if err := os.RemoveAll(root); err != nil {
-		return err
-	}
-	if _, err := output(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(debian, ","), debianSuite, root); err != nil {
-		return err
-	}
-	porter := filepath.Join(source, "test/images/agnhost/porter")
-	for _, f := range [][3]string{
-		{"agnhost", s.bin("agnhost"), "755"},
-		{"agnhost-2", s.bin("agnhost"), "755"},
-		{"coredns", s.bin("coredns"), "755"}, // for tests with a DNS server of their own
-		{"localhost.crt", filepath.Join(porter, "localhost.crt"), "644"},
-		{"localhost.key", filepath.Join(porter, "localhost.key"), "644"},
-		{"regression-issue-74839", s.bin("regression-issue-74839"), "755"},
-	} {
-		if err := install(ctx, filepath.Join(root, f[0]), f[1], f[2]); err != nil {
-			return err
-		}
-	}
 	// The tests expect BusyBox's wget, which tries once. GNU wget, which is installed here,
-	// tries 20 times by default.
-	if err := errors.Join(os.MkdirAll(filepath.Join(root, "uploads"), 0o755), os.WriteFile(filepath.Join(root, "etc/wgetrc"), []byte("tries = 1\n"), 0o644)); err != nil {
+	// tries 20 times by default. CoreDNS is for tests with a DNS server of their own.
+	const script = `rm -rf "$0"
+debootstrap --variant=minbase --include="$1" bookworm "$0"
+cp "$2/agnhost" "$0/agnhost-2"
+cp "$2/agnhost" "$2/coredns" "$2/regression-issue-74839" "$3"/localhost.crt "$3"/localhost.key "$0"
+mkdir "$0/uploads"
+echo tries = 1 >"$0/etc/wgetrc"`
+	if _, err := output(ctx, "sh", "-ec", script, s.rootfs(), debian, s.bin(), filepath.Join(source, "test/images/agnhost/porter")); err != nil {
 		return err
 	}
 	return s.writeArchive(ctx, filepath.Base(s.imageArchive()), []containerImage{
@@ -67,12 +49,6 @@ func (s settings) makeImages(ctx context.Context) error {
 		{[]string{image.GetE2EImage(image.RegressionIssue74839)}, []string{"/regression-issue-74839"}, nil},
 		{[]string{pauseImage()}, []string{"/bin/busybox", "sleep", "1000000000"}, nil},
 	})
-}
-
-// install copies a file and creates the folders that lead to it.
-func install(ctx context.Context, to, from, mode string) error {
-	_, err := output(ctx, "install", "-D", "-m", mode, from, to)
-	return err
 }
 
 // writeArchive writes images of the file system to a file beside the programs, in the format of "docker

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -13,36 +13,20 @@ import (
 func ip(commands ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("ip: %w: %s", err, out)
-	}
-	return nil
-}
-
-// sysctl sets a kernel parameter of the process's network namespace.
-func sysctl(name, value string) error {
-	return os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0o644)
+	_, err := run(cmd)
+	return err
 }
 
 // router enables forwarding of packets in the network namespace. It also enables IPv6, which
 // a new namespace may inherit turned off, and disables duplicate address detection, which
-// would delay the use of addresses by a second.
+// would delay the use of addresses by a second. The load balancers' client may have several nodes to choose
+// from: each connection goes to one of them.
 func router() error {
-	for _, p := range [][2]string{
-		{"ipv4/ip_forward", "1"},
-		{"ipv4/conf/all/rp_filter", "0"},
-		{"ipv4/conf/default/rp_filter", "0"},
-		{"ipv6/conf/all/disable_ipv6", "0"},
-		{"ipv6/conf/default/disable_ipv6", "0"},
-		{"ipv6/conf/all/forwarding", "1"},
-		{"ipv6/conf/all/accept_dad", "0"},
-		{"ipv6/conf/default/accept_dad", "0"},
-	} {
-		if err := sysctl(p[0], p[1]); err != nil {
-			return err
-		}
-	}
-	return ip("link set lo up")
+	_, err := output(context.Background(), "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.fib_multipath_hash_policy=1",
+		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0",
+		"net.ipv6.conf.all.disable_ipv6=0", "net.ipv6.conf.default.disable_ipv6=0", "net.ipv6.conf.all.forwarding=1",
+		"net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0")
+	return errors.Join(err, ip("link set lo up"))
 }
 
 // bridge is the control plane's interface that connects all nodes.
@@ -52,10 +36,6 @@ const bridge = "nodes"
 // routes to their pods.
 func (p *plane) network() error {
 	if err := router(); err != nil {
-		return err
-	}
-	// A load balancer may have several nodes. Each connection goes to one of them.
-	if err := sysctl("ipv4/fib_multipath_hash_policy", "1"); err != nil {
 		return err
 	}
 	return ip(

@@ -86,43 +86,28 @@ func node(folder, number string) error {
 	}
 }
 
-// nodeMounts mounts a node's own folders for the files of kubelet and containerd.
+// nodeMounts mounts a node's own folders for the files of kubelet and containerd, and its kernel parameters.
 func nodeMounts(dir func(...string) string) error {
-	for _, d := range []string{"cgroup", "cni", "lib", "log", "parameters"} {
+	for _, d := range []string{"cni", "lib", "log", "parameters"} {
 		if err := os.MkdirAll(dir(d), 0o755); err != nil {
 			return err
 		}
 	}
-	if err := mountAll([]mount{
+	mounts := []mount{
 		{source: "proc", target: "/proc", fstype: "proc"},
-		// A new sysfs shows the node's network interfaces, but has no control groups.
-		{source: "/sys/fs/cgroup", target: dir("cgroup"), flags: unix.MS_BIND | unix.MS_REC},
-		{source: "sysfs", target: "/sys", fstype: "sysfs"},
-		{source: dir("cgroup"), target: "/sys/fs/cgroup", flags: unix.MS_BIND | unix.MS_REC},
 		{source: "tmpfs", target: "/run", fstype: "tmpfs", data: "mode=755"},
 		{source: dir("lib"), target: "/var/lib", flags: unix.MS_BIND},
 		{source: dir("log"), target: "/var/log", flags: unix.MS_BIND},
-	}); err != nil {
-		return err
-	}
-	if err := unix.Unmount(dir("cgroup"), unix.MNT_DETACH); err != nil {
-		return os.NewSyscallError("unmount", err)
 	}
 	for name, value := range machineParameters {
-		target := filepath.Join("/proc/sys", name)
-		if _, err := os.Stat(target); err != nil {
-			continue // the kernel does not have it
-		}
 		file := dir("parameters", strings.ReplaceAll(name, "/", "."))
 		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
 			return err
 		}
-		if err := mountAll([]mount{{source: file, target: target, flags: unix.MS_BIND}}); err != nil {
-			return err
-		}
+		mounts = append(mounts, mount{source: file, target: filepath.Join("/proc/sys", name), flags: unix.MS_BIND})
 	}
 	// Within the node, for volumes with mount propagation.
-	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
+	return mountAll(append(mounts, mount{target: "/", flags: unix.MS_REC | unix.MS_SHARED}))
 }
 
 // importImages waits until containerd answers and imports the images.

@@ -113,7 +113,8 @@ func up(ctx context.Context, o options) error {
 // remove removes the files and control groups of a cluster that has no processes.
 func (s settings) remove() {
 	// In either version of control groups.
-	_, err := output(context.Background(), "find", "/sys/fs/cgroup", "-type", "d", "-path", "*"+cgroup+"*", "-delete")
+	const script = `for g in /sys/fs/cgroup$0 /sys/fs/cgroup/*$0; do [ ! -d $g ] || find $g -type d -delete; done`
+	_, err := output(context.Background(), "sh", "-c", script, cgroup)
 	if err := errors.Join(err, os.RemoveAll(s.state())); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}

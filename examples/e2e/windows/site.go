@@ -110,12 +110,10 @@ func newSite(ctx context.Context, wine *standin.Wine, dir string) (_ *site, err 
 	if err := s.control.WaitFor(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"); err != nil {
 		return nil, err
 	}
-	if err := s.send(ctx, "POST", "/api/v1/nodes", map[string]any{"metadata": map[string]any{"name": nodeName}}); err != nil {
-		return nil, err
-	}
-	return s, s.send(ctx, "PATCH", "/api/v1/nodes/"+nodeName+"/status", map[string]any{"status": map[string]any{
-		"addresses": []any{map[string]any{"type": "InternalIP", "address": nodeIP}},
-	}})
+	return s, s.send(ctx, "POST", "/api/v1/nodes", map[string]any{
+		"metadata": map[string]any{"name": nodeName},
+		"status":   map[string]any{"addresses": []any{map[string]any{"type": "InternalIP", "address": nodeIP}}},
+	})
 }
 
 func (s *site) close() {
@@ -166,10 +164,7 @@ func (s *site) wrote(c fakehns.Call) {
 
 // loadBalancers returns the number of load balancers of the Services that createServices made.
 func (s *site) loadBalancers() int {
-	lbs, err := s.hns.LoadBalancers()
-	if err != nil {
-		return 0
-	}
+	lbs, _ := s.hns.LoadBalancers() // none if the service is stopped
 	return len(slices.DeleteFunc(lbs, func(lb winkernel.LoadBalancer) bool { return lb.Frontend.Port != 80 }))
 }
 

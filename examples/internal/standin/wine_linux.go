@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testing/netlab"
 	"github.com/go-proxier/proxier/internal/testing/testtime"
 )
 
@@ -31,15 +32,12 @@ type Wine struct{ wine, prefix string }
 
 // Start returns Wine with the DLLs. It makes the prefix once, below the user's cache folder, which
 // takes about a minute. Programs in Wine take minutes, so it skips the test unless long forms
-// run ([testtime.NeedThorough]). Without Wine or the compiler it also skips the test. With
-// PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
+// run ([testtime.NeedThorough]). Without Wine or the compiler it also skips the test, as [netlab.Need] does.
 func Start(tb testing.TB) *Wine {
 	tb.Helper()
 	testtime.NeedThorough(tb)
 	w, err := Find()
-	if errors.Is(err, errMissing) && os.Getenv("PROXIER_REQUIRE_ALL") == "" {
-		tb.Skip(err)
-	}
+	netlab.Need(tb, !errors.Is(err, errMissing), fmt.Sprint(err))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -47,7 +45,7 @@ func Start(tb testing.TB) *Wine {
 }
 
 // errMissing means that a program is missing.
-var errMissing = errors.New("needs Wine")
+var errMissing = errors.New("Wine")
 
 // Find is like Start, without a test.
 func Find() (*Wine, error) {
