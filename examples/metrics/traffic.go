@@ -81,32 +81,17 @@ func (s *Set) WatchTraffic(c TrafficConfig) {
 	if c.Limit == 0 {
 		c.Limit = DefaultTrafficLimit
 	}
-	labels := []string{"service_namespace", "service", "port", "protocol", familyLabel}
-	t := &traffic{TrafficConfig: c, families: map[tracker.Family]*familyTraffic{}}
-	add := func(known dataplane.CounterSet, name, help string, value func(dataplane.Counters) uint64) {
-		t.counters = append(t.counters, trafficCounter{known, prometheus.NewDesc("proxier_service_"+name+"_total", help, labels, nil), value})
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("proxier_service_"+name, help, []string{"service_namespace", "service", "port", "protocol", familyLabel}, nil)
 	}
-	add(dataplane.CountsConnections, "connections", "Connections that were sent to an endpoint of the Service port", func(c dataplane.Counters) uint64 { return c.Connections })
-	add(dataplane.CountsPackets, "packets", "Packets of the Service port's connections in both directions", func(c dataplane.Counters) uint64 { return c.Packets })
-	add(dataplane.CountsBytes, "bytes", "Bytes of the Service port's connections in both directions", func(c dataplane.Counters) uint64 { return c.Bytes })
-	add(dataplane.CountsRefused, "refused_packets", "First packets of connections that were refused because the Service port had no endpoints", func(c dataplane.Counters) uint64 { return c.Refused })
-	add(dataplane.CountsDropped, "dropped_packets", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node", func(c dataplane.Counters) uint64 { return c.Dropped })
-	t.endpoints = prometheus.NewDesc("proxier_service_endpoints", "Endpoints that new connections of the Service port can go to", labels, nil)
+	t := &traffic{TrafficConfig: c, families: map[tracker.Family]*familyTraffic{}, counters: []trafficCounter{
+		{dataplane.CountsConnections, desc("connections_total", "Connections that were sent to an endpoint of the Service port"), func(c dataplane.Counters) uint64 { return c.Connections }},
+		{dataplane.CountsPackets, desc("packets_total", "Packets of the Service port's connections in both directions"), func(c dataplane.Counters) uint64 { return c.Packets }},
+		{dataplane.CountsBytes, desc("bytes_total", "Bytes of the Service port's connections in both directions"), func(c dataplane.Counters) uint64 { return c.Bytes }},
+		{dataplane.CountsRefused, desc("refused_packets_total", "First packets of connections that were refused because the Service port had no endpoints"), func(c dataplane.Counters) uint64 { return c.Refused }},
+		{dataplane.CountsDropped, desc("dropped_packets_total", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node"), func(c dataplane.Counters) uint64 { return c.Dropped }},
+	}, endpoints: desc("endpoints", "Endpoints that new connections of the Service port can go to")}
 	s.registry.MustRegister(collector(t.collect))
-}
-
-// idle returns the Service ports that were not counted, by address family.
-func (t *traffic) idle(counted map[tracker.Key]dataplane.Counters) map[tracker.Family][]tracker.Key {
-	out := map[tracker.Family][]tracker.Key{}
-	if t.All == nil {
-		return out
-	}
-	for _, k := range t.All() {
-		if _, ok := counted[k]; !ok {
-			out[k.Family] = append(out[k.Family], k)
-		}
-	}
-	return out
 }
 
 func (t *traffic) collect(out chan<- prometheus.Metric) {
@@ -118,7 +103,14 @@ func (t *traffic) collect(out chan<- prometheus.Metric) {
 	if err != nil {
 		return // an error here would suppress all other metrics
 	}
-	idle := t.idle(read.Services)
+	idle := map[tracker.Family][]tracker.Key{} // not counted
+	if t.All != nil {
+		for _, k := range t.All() {
+			if _, ok := read.Services[k]; !ok {
+				idle[k.Family] = append(idle[k.Family], k)
+			}
+		}
+	}
 	export := func(c dataplane.Counters, labels ...string) {
 		for _, m := range t.counters {
 			if read.Known.Has(m.known) {

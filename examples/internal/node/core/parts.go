@@ -126,9 +126,6 @@ func (a *Agent) openSource(_ context.Context, p *part) (err error) {
 			return err
 		}
 	}
-	if f, ok := a.source.(*objects.Files); ok {
-		f.Together = a.handIn
-	}
 	p.run = func(ctx context.Context) error { return a.source.Follow(ctx, a.World) }
 	p.close = closing(a.source.Close)
 	return nil
@@ -295,6 +292,7 @@ func (a *Agent) openWorld(ctx context.Context, _ *part) (err error) {
 		Ineligible:     a.Proxy.SetIneligible,
 		OverBudget:     a.metrics.OverBudget,
 		LeftOut:        a.metrics.LeftOut,
+		HandedIn:       a.changedTogether,
 		Panicked:       func(p any) { a.Failed(panicError(p)) },
 	}
 	if a.client != nil && cfg.StartupTaint != "" {

@@ -61,10 +61,8 @@ func (a *Agent) connect(_ context.Context, p *part) (err error) {
 	return nil
 }
 
-// handIn calls feed, which hands in objects that must be synced together. It does not wait for a
-// sync.
-func (a *Agent) handIn(feed func()) {
-	a.Together(feed)
+// changedTogether is called after each change of the manifests.
+func (a *Agent) changedTogether() {
 	a.handedIn()
 	a.runner.Trigger() // even without a difference, for the line on standard output
 }

@@ -79,19 +79,17 @@ func NewSource(cfg *config.Config, client *kubeapi.Client, log *slog.Logger) (So
 	return api, api.client, nil
 }
 
-// Files is the source --manifests.
-type Files struct {
+// files is the source --manifests.
+type files struct {
 	cfg     *config.Config
 	log     *slog.Logger
 	reader  *manifests.Reader
 	watcher *manifests.Watcher
 	first   manifests.Changes
-	// Together calls a function that hands in the objects of one change.
-	Together func(func())
 }
 
-func newFiles(cfg *config.Config, log *slog.Logger) (_ *Files, err error) {
-	f := &Files{cfg: cfg, log: log, reader: manifests.NewReader(cfg.Manifests), Together: func(feed func()) { feed() }}
+func newFiles(cfg *config.Config, log *slog.Logger) (_ *files, err error) {
+	f := &files{cfg: cfg, log: log, reader: manifests.NewReader(cfg.Manifests)}
 	// Watch before reading, so that no change goes unnoticed.
 	if f.watcher, err = manifests.NewWatcher(cfg.Manifests); err != nil {
 		return nil, fmt.Errorf("--manifests: %w", err)
@@ -104,9 +102,9 @@ func newFiles(cfg *config.Config, log *slog.Logger) (_ *Files, err error) {
 	return f, nil
 }
 
-func (f *Files) Close() { f.watcher.Close() }
+func (f *files) Close() { f.watcher.Close() }
 
-func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
+func (f *files) Node(context.Context, Need) (*v1.Node, error) {
 	for _, o := range f.first.Set {
 		if n, ok := o.Value.(*v1.Node); ok && n.Name == f.cfg.NodeName {
 			return n, nil
@@ -118,13 +116,13 @@ func (f *Files) Node(context.Context, Need) (*v1.Node, error) {
 
 // handInFirst hands in the objects that the files had at the start. They are synced when all are
 // handed in.
-func (f *Files) handInFirst(w *World) {
-	f.Together(func() { f.feed(w, f.first) })
+func (f *files) handInFirst(w *World) {
+	w.together(func() { f.feed(w, f.first) })
 	f.first = manifests.Changes{}
 	w.Tracker.MarkSynced(tracker.KindServices, tracker.KindSlices, tracker.KindNodes)
 }
 
-func (f *Files) Follow(ctx context.Context, w *World) error {
+func (f *files) Follow(ctx context.Context, w *World) error {
 	f.handInFirst(w)
 	last := ""
 	for {
@@ -142,13 +140,13 @@ func (f *Files) Follow(ctx context.Context, w *World) error {
 		}
 		last = ""
 		if c.Any {
-			f.Together(func() { f.feed(w, c) })
+			w.together(func() { f.feed(w, c) })
 		}
 	}
 }
 
 // feed hands in the objects that changed, and logs the problems.
-func (f *Files) feed(w *World, c manifests.Changes) {
+func (f *files) feed(w *World, c manifests.Changes) {
 	for _, p := range c.Problems {
 		if errors.Is(p, manifests.ErrNotUsed) {
 			f.log.Info("skipped an object of the manifests", "object", p)

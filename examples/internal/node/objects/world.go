@@ -110,6 +110,8 @@ type WorldHooks struct {
 	// Keep stores the objects for KeptServices and KeptSlices, and what is wrong with objects for
 	// LeftOut and Problems, which is then not logged.
 	Keep bool
+	// HandedIn is called after each change of the manifests.
+	HandedIn func()
 	// Failed is called with an error that requires a restart of the agent.
 	Failed func(error)
 	// Panicked, if not nil, is called with a panic on another package's goroutine that hands in objects.
@@ -175,11 +177,14 @@ func New(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks Wor
 	return w, err
 }
 
-// Together calls feed, which hands in objects that must be synced together.
-func (w *World) Together(feed func()) {
+// together calls feed, which hands in objects that must be synced together.
+func (w *World) together(feed func()) {
 	w.handing.Lock()
-	defer w.handing.Unlock()
 	feed()
+	w.handing.Unlock()
+	if w.HandedIn != nil {
+		w.HandedIn()
+	}
 }
 
 // whole is a tracker whose changes are not taken while objects are handed in that belong together.

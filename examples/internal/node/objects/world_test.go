@@ -71,12 +71,12 @@ func TestObjectsHandedInTogetherAreSyncedTogether(t *testing.T) {
 		must.Do(t, cursor.Sync(t.Context()))
 	}
 	sync()
-	w.Together(func() {
+	w.together(func() {
 		service(1)
 		sync()
 		service(2)
 	})
-	applying = func() { w.Together(func() { service(3); service(4) }) }
+	applying = func() { w.together(func() { service(3); service(4) }) }
 	sync()
 	sync()
 	if got, want := fmt.Sprint(changes), "[0 2 2]"; got != want {
