@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
 // daemonSet is the value of --proxy for nodeproxy in pods.
@@ -95,7 +97,7 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 // withDaemonSet runs the DaemonSet of deploy/base on all nodes of a cluster while f
 // runs. Its image has what deploy/Containerfile makes. The proxy's rules remain.
 func (s settings) withDaemonSet(ctx context.Context, mode string, f func(context.Context, settings) error) error {
-	base, err := output(ctx, s.bin("kubectl"), "kustomize", filepath.Join(nodeproxySource, "deploy/base"))
+	base, err := kustomize(filepath.Join(nodeproxySource, "deploy/base"))
 	if err != nil {
 		return err
 	}
@@ -126,6 +128,16 @@ func (s settings) withDaemonSet(ctx context.Context, mode string, f func(context
 		return err
 	}
 	return f(ctx, s)
+}
+
+// kustomize returns what "kubectl kustomize" prints.
+func kustomize(dir string) (string, error) {
+	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		return "", err
+	}
+	text, err := m.AsYaml()
+	return string(text), err
 }
 
 // has reports whether this process can give a capability to others.

@@ -1,17 +1,12 @@
 package main
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 )
 
 func TestManifestIsAdapted(t *testing.T) {
-	kubectl, err := exec.LookPath("kubectl")
-	if err != nil {
-		t.Skip(err)
-	}
-	text, err := output(t.Context(), kubectl, "kustomize", nodeproxySource+"/deploy/base")
+	text, err := kustomize(nodeproxySource + "/deploy/base")
 	if err != nil {
 		t.Fatal(err)
 	}
