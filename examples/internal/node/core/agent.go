@@ -50,9 +50,8 @@ type Agent struct {
 	mode     modes.Mode
 	families []tracker.Family
 	takeOver *takeOver
-	// inEffect is closed when the rules are in effect for the first time, by reached.
+	// inEffect is closed when the rules are in effect for the first time.
 	inEffect chan struct{}
-	reached  func()
 
 	// netns is the network namespace, and instance identifies this process in the answers of
 	// its servers.
@@ -108,7 +107,6 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		started: time.Now(), instance: rand.Text(), repaired: make(chan struct{}, 1), refresh: time.NewTimer(0), options: o,
 		inEffect: make(chan struct{}),
 	}
-	a.reached = sync.OnceFunc(func() { close(a.inEffect) })
 	if err := o.Within(func() error { return a.open(ctx) }); err != nil {
 		a.Close()
 		return nil, err

@@ -53,7 +53,7 @@ func (a *Agent) parts() []part {
 		a.server(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.MetricsHandler),
 		a.server(readyzServer, a.options.Config.ReadyzBindAddress, reasonHealthzFailed, a.HealthzHandler),
 		{name: "namespace", open: a.openNamespace},
-		{name: "data plane", needs: need("node", "observers", "namespace"), open: a.openPlane, run: a.watchRules, inside: true},
+		{name: "data plane", needs: need("node", "observers", "namespace"), open: a.openPlane, inside: true},
 		{name: "stale flows", needs: need("observers", "namespace"), open: a.openCleaner},
 		{name: "unanswered connections", needs: need("stale flows"), run: a.endUnanswered},
 		{name: "resets", needs: need("observers", "namespace"), open: a.openResetter, inside: true, later: true},
@@ -227,6 +227,7 @@ func (a *Agent) openPlane(ctx context.Context, p *part) (err error) {
 	if err != nil {
 		return err
 	}
+	p.run = func(ctx context.Context) error { return a.plane.Watch(ctx, a.mode.Watch, a.drifted("rules", a.rules)) }
 	p.close = a.plane.Close
 	if a.plane.Counters != nil {
 		a.metrics.WatchCounters(a.plane.Counters)

@@ -123,8 +123,8 @@ func (a *Agent) Sync(ctx context.Context) error {
 		a.failures, a.failedAt = a.failures+1, time.Now()
 		a.repairSoon()
 	} else {
-		if !a.everInEffect || a.drift != nil {
-			a.everInEffect = true
+		first := !a.everInEffect
+		if first || a.drift != nil {
 			if err := a.takeOver.mark(); err != nil {
 				a.Log.Warn("cannot make the tables for programs that look for kube-proxy's", "error", err)
 			}
@@ -133,12 +133,14 @@ func (a *Agent) Sync(ctx context.Context) error {
 			default:
 			}
 		}
-		a.upToDate, a.failures, a.drift = true, 0, nil
+		a.upToDate, a.everInEffect, a.failures, a.drift = true, true, 0, nil
 		if a.localhost != nil {
 			err = errors.Join(err, a.localhost.sync(ctx))
 		}
 		a.report(failed) // after the followers: everything must be in effect
-		a.reached()
+		if first {
+			close(a.inEffect)
+		}
 	}
 	return err
 }
@@ -152,11 +154,6 @@ func (a *Agent) Apply(ctx context.Context, d *ruleset.Delta) error {
 	a.takeOver.applied(d, err)
 	a.appliedDelta(d, err)
 	return err
-}
-
-// watchRules repairs the rules when another process altered them.
-func (a *Agent) watchRules(ctx context.Context) error {
-	return a.plane.Watch(ctx, a.mode.Watch, a.drifted("rules", a.rules))
 }
 
 // drifted returns the function that handles what a backend's Watch finds. what names the

@@ -65,7 +65,7 @@ var sharedWithIPVS = map[string]string{config.ModeIPVS: "virtual servers and set
 // with mode ipvs and in which the agent has left rules, and returns an error: nothing proves whose those
 // objects are. dial connects to a kube-proxy.
 func Cleanable(ctx context.Context, modes []Mode, c *config.Config, dial func(ctx context.Context, network, address string) (net.Conn, error), log *slog.Logger) (out []Mode, refused error) {
-	p := takeover.Prober{Dial: dial, Runs: takeover.KubeProxyRuns, Pages: takeover.Pages(c.Effective.MetricsBindAddress, c.Effective.HealthzBindAddress)}
+	p := takeover.Prober{Dial: dial, Runs: takeover.KubeProxyRuns, Trusted: takeover.ListenerIsRoots, Pages: takeover.Pages(c.Effective.MetricsBindAddress, c.Effective.HealthzBindAddress)}
 	if c.Adopt || !slices.ContainsFunc(p.Look(ctx), func(k takeover.Kind) bool {
 		return k.Owner == takeover.KubeProxy && (k.Mode == config.ModeIPVS || k.Mode == "")
 	}) {

@@ -3,7 +3,6 @@
 package takeover
 
 import (
-	"context"
 	"net/netip"
 	"os"
 	"time"
@@ -11,9 +10,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// Look returns nothing: what proxies write on other systems than Linux does not tell its owner.
-func Look(context.Context, map[Kind]bool, bool) (map[Kind]uint64, error) { return nil, nil }
 
 // MapsToChains returns nothing.
 func MapsToChains() []string { return nil }
