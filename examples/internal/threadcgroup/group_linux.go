@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -45,12 +45,9 @@ const threads = 16
 // Group is a cgroup with a few threads of this process. Its methods are safe for concurrent
 // use.
 type Group struct {
-	path string
-	work chan func()
-	wg   sync.WaitGroup
-	// errs holds the errors of the threads. It is read after they ended.
-	mu   sync.Mutex
-	errs []error
+	path    string
+	work    chan func()
+	threads errgroup.Group
 }
 
 // New creates a cgroup and starts its threads. The caller must call Close.
@@ -64,17 +61,14 @@ func (p *Parent) New() (*Group, error) {
 	}
 	g := &Group{path: path, work: make(chan func())}
 	for range threads {
-		g.wg.Go(func() {
+		g.threads.Go(func() error {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			err := move(path, "cgroup.threads", unix.Gettid())
 			for f := range g.work {
 				f()
 			}
-			err = errors.Join(err, move(p.path, "cgroup.threads", unix.Gettid()))
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.errs = append(g.errs, err)
+			return errors.Join(err, move(p.path, "cgroup.threads", unix.Gettid()))
 		})
 	}
 	return g, nil
@@ -93,6 +87,5 @@ func (g *Group) Do(f func() error) error {
 // Close ends the threads and deletes the cgroup. Do must not be called afterwards.
 func (g *Group) Close() error {
 	close(g.work)
-	g.wg.Wait()
-	return errors.Join(errors.Join(g.errs...), os.Remove(g.path))
+	return errors.Join(g.threads.Wait(), os.Remove(g.path))
 }

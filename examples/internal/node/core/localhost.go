@@ -57,7 +57,7 @@ func (a *Agent) openLocalhost(_ context.Context, p *part) error {
 		Serves: func(f *ruleset.Frontend, p v1.Protocol, at netip.AddrPort) bool {
 			return f.Kind == ruleset.KindNodePort && at.Addr().IsLoopback() && p != v1.ProtocolSCTP
 		},
-		Dial: a.options.dialTo(), Sockets: a.limits, MaxConnections: a.limits.Connections, MaxSessions: a.limits.Sessions,
+		Dial: a.options.dialTo, Sockets: a.limits, MaxConnections: a.limits.Connections, MaxSessions: a.limits.Sessions,
 		Refused: func(p v1.Protocol, at netip.AddrPort) { l.rejected(tracker.FamilyOf(at.Addr()), p) },
 		Log:     log,
 	})

@@ -79,12 +79,7 @@ func (o *Options) Dial(ctx context.Context, network, address string) (c net.Conn
 	return c, err
 }
 
-// dialTo returns the Dial function of a data plane in this process, or nil for the default.
-func (o *Options) dialTo() func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-	if o.NetNS == nil {
-		return nil
-	}
-	return func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-		return o.Dial(ctx, network, to.String())
-	}
+// dialTo is Dial for a data plane in this process.
+func (o *Options) dialTo(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	return o.Dial(ctx, network, to.String())
 }

@@ -222,7 +222,7 @@ func (a *Agent) openPlane(ctx context.Context, p *part) (err error) {
 	a.plane, err = a.mode.Open(ctx, modes.Settings{
 		Config: a.options.Config, Families: a.families, NodeIPs: a.nodeIPs, NetNS: a.netns, Limits: a.limits,
 		Clients: func(k tracker.Key, at netip.AddrPort) map[netip.Addr]time.Duration { return a.clients().Of(k, at) },
-		Dial:    a.options.dialTo(), Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
+		Dial:    a.options.dialTo, Rules: a.metrics.Rules, LoadBalancerFailed: a.metrics.LoadBalancerFailed, LimitExceeded: a.limitExceeded, Log: a.options.Log,
 	})
 	if err != nil {
 		return err
