@@ -14,11 +14,10 @@ import (
 )
 
 // Pauses after failures to remove the taint, before the random part, which adds up to the same time
-// again, and the time that the API server gets for an answer.
+// again.
 const (
 	firstTaintPause   = time.Second
 	longestTaintPause = time.Minute
-	taintTimeout      = 10 * time.Second
 )
 
 // Reasons of Events about the taint.
@@ -66,9 +65,7 @@ func (s *startupTaint) run(ctx context.Context) error {
 			if !slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == s.key }) {
 				break
 			}
-			request, cancel := context.WithTimeout(ctx, taintTimeout)
-			err := s.remove(request, n, s.key)
-			cancel()
+			err := s.remove(ctx, n, s.key)
 			if err == nil {
 				s.log.Info("removed the startup taint of the node", "taint", s.key)
 				s.event(false, reasonTaintRemoved, "Services work: removed the taint "+s.key)

@@ -277,7 +277,7 @@ func (t *takeOver) remove(ctx context.Context, k takeover.Kind, m modes.Mode) er
 	switch kubeProxy := k.Owner == takeover.KubeProxy; {
 	case m.Retire == nil && !kubeProxy:
 		return m.Cleanup(ctx, t.a.Log)
-	case m.Retire == nil && k.Mode == config.ModeNFTables && t.a.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
+	case k.Mode == config.ModeNFTables && t.a.mode.Name == k.Mode && t.a.Config.KubeProxyTable != config.TableNever:
 		t.marking.Store(true)
 		return takeover.Mark(t.a.families, true)
 	case m.Retire == nil:

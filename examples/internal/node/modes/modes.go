@@ -175,7 +175,9 @@ func (b backend[C, B]) mode(m Mode) Mode {
 			return any, err
 		}
 		m.Cleanup = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, b.left(log), b.own, log) }
-		m.CleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error { return cleanupAll(ctx, b.left(log), b.all, log) }
+		m.CleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error {
+			return cleanupAll(ctx, b.left(log), b.all, log)
+		}
 	}
 	if b.flavor != nil {
 		m.CleanupFlavor = func(ctx context.Context, s Settings) error {
@@ -186,7 +188,8 @@ func (b backend[C, B]) mode(m Mode) Mode {
 			if s.Adopt {
 				remove = b.allRules
 			}
-			if err := cleanupAll(ctx, slices.DeleteFunc(b.left(s.Log), func(c C) bool { return b.flavor(c) != other(s.Flavor) }), remove, s.Log); err != nil {
+			left := slices.DeleteFunc(b.left(s.Log), func(c C) bool { return b.flavor(c) != other(s.Flavor) })
+			if err := cleanupAll(ctx, left, remove, s.Log); err != nil {
 				return err
 			}
 			return Missing(m.SetSysctls(ctx, s), s.Log) // the clean-up may have set one back
