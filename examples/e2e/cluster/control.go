@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -31,15 +30,12 @@ func control(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Sethostname([]byte("control")); err != nil {
-		return os.NewSyscallError("sethostname", err)
-	}
 	// The mounts are not visible outside of the process's mount namespace.
-	if err := mountAll([]mount{
-		{target: "/", flags: unix.MS_REC | unix.MS_PRIVATE},
-		{source: "proc", target: "/proc", fstype: "proc"},
-		{source: "tmpfs", target: "/tmp", fstype: "tmpfs"},
-	}); err != nil {
+	const script = `hostname control
+mount --make-rprivate /
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /tmp`
+	if _, err := output(context.Background(), "sh", "-ec", script); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -50,24 +46,6 @@ func control(dir string) error {
 	fmt.Println("the cluster is up until this program ends")
 	<-ctx.Done()
 	return context.Cause(ctx)
-}
-
-// mount is one call of mount(2).
-type mount struct {
-	source, target, fstype string
-	flags                  uintptr
-	data                   string
-}
-
-// mountAll makes mounts in order. It stops at the first error: nothing may be mounted if
-// mounts could not be made private.
-func mountAll(mounts []mount) error {
-	for _, m := range mounts {
-		if err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data); err != nil {
-			return fmt.Errorf("cannot mount %s at %s: %w", m.source, m.target, err)
-		}
-	}
-	return nil
 }
 
 // start starts all components and waits until all nodes are ready.

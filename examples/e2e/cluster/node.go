@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,17 +15,28 @@ import (
 
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// machineParameters holds the kernel parameters of the whole machine, below /proc/sys, that
-// kubelet sets, with kubelet's values. A node has files with these values in their place,
-// so kubelet leaves the machine's parameters alone.
-var machineParameters = map[string]string{
-	"vm/overcommit_memory":      "1",
-	"vm/panic_on_oom":           "0",
-	"kernel/panic":              "10",
-	"kernel/panic_on_oops":      "1",
-	"kernel/keys/root_maxkeys":  "1000000",
-	"kernel/keys/root_maxbytes": "25000000",
-}
+// nodeScript names a node, $0, and mounts folders of its own, below $1, for the files of kubelet and
+// containerd. A node has files in place of the kernel parameters of the whole machine that kubelet sets, with
+// kubelet's values, so kubelet leaves the machine's parameters alone. In the end it shares mounts within the
+// node, for volumes with mount propagation.
+const nodeScript = `hostname "$0"
+mkdir -p "$1/cni" "$1/lib" "$1/log"
+mount -t proc proc /proc
+mount -t tmpfs -o mode=755 tmpfs /run
+mount --bind "$1/lib" /var/lib
+mount --bind "$1/log" /var/log
+while read -r name value; do
+	echo "$value" >"$1/${name##*/}"
+	mount --bind "$1/${name##*/}" "/proc/sys/$name"
+done <<END
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+END
+mount --make-rshared /`
 
 // node runs as process 1 of a node.
 func node(folder, number string) error {
@@ -40,10 +49,7 @@ func node(folder, number string) error {
 		return err
 	}
 	dir := func(name ...string) string { return s.state(append([]string{nodeName(n)}, name...)...) }
-	if err := unix.Sethostname([]byte(nodeName(n))); err != nil {
-		return os.NewSyscallError("sethostname", err)
-	}
-	if err := nodeMounts(dir); err != nil {
+	if _, err := output(context.Background(), "sh", "-ec", nodeScript, nodeName(n), dir()); err != nil {
 		return err
 	}
 	if _, err := io.ReadAll(os.Stdin); err != nil { // ends when the node is connected
@@ -84,30 +90,6 @@ func node(folder, number string) error {
 			}
 		}
 	}
-}
-
-// nodeMounts mounts a node's own folders for the files of kubelet and containerd, and its kernel parameters.
-func nodeMounts(dir func(...string) string) error {
-	for _, d := range []string{"cni", "lib", "log", "parameters"} {
-		if err := os.MkdirAll(dir(d), 0o755); err != nil {
-			return err
-		}
-	}
-	mounts := []mount{
-		{source: "proc", target: "/proc", fstype: "proc"},
-		{source: "tmpfs", target: "/run", fstype: "tmpfs", data: "mode=755"},
-		{source: dir("lib"), target: "/var/lib", flags: unix.MS_BIND},
-		{source: dir("log"), target: "/var/log", flags: unix.MS_BIND},
-	}
-	for name, value := range machineParameters {
-		file := dir("parameters", strings.ReplaceAll(name, "/", "."))
-		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
-			return err
-		}
-		mounts = append(mounts, mount{source: file, target: filepath.Join("/proc/sys", name), flags: unix.MS_BIND})
-	}
-	// Within the node, for volumes with mount propagation.
-	return mountAll(append(mounts, mount{target: "/", flags: unix.MS_REC | unix.MS_SHARED}))
 }
 
 // importImages waits until containerd answers and imports the images.

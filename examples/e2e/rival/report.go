@@ -108,7 +108,7 @@ var columns = []struct {
 		func(r *Run) string {
 			return short(100 * r.Connections.PerSecond / max(r.Connections.DirectPerSecond, 1))
 		}},
-	{"outage, s", "from the return of an API server that was away for two minutes until a change that was made then is in effect, with all proxies at the same time; the longest of two",
+	{"outage, s", "from the return of an API server that was away for two minutes until a change is in effect, with all proxies at a time; the longest of two",
 		func(r *Run) string { return short(slices.Max(append(r.FollowedSeconds, 0))) }},
 }
 
