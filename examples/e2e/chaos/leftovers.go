@@ -91,11 +91,6 @@ func (w *world) staleFlows() (out []string, err error) {
 	return out, err
 }
 
-// ipvsTimeout is the longest time for which IPVS keeps a TCP connection that has ended or that
-// was never answered (net/netfilter/ipvs/ip_vs_proto_tcp.c: two minutes). A virtual server of a
-// deleted Service drains until then.
-const ipvsTimeout = 2 * time.Minute
-
 // end deletes all Services and ends the agent, and records what is left over.
 func (w *world) end(ctx context.Context) error {
 	w.rec.note("-- end")
@@ -116,7 +111,9 @@ func (w *world) end(ctx context.Context) error {
 	w.objects.setNode("last")
 	limit := w.o.settle
 	if w.mode.name == "ipvs" {
-		limit += ipvsTimeout
+		// IPVS keeps a TCP connection that has ended or was never answered for so long (ip_vs_proto_tcp.c), and
+		// with it the virtual server of a deleted Service.
+		limit += 2 * time.Minute
 	}
 	w.require(ctx, limit, func() ([]string, error) {
 		if _, err := w.usage(); err != nil { // which also removes the counters of the Services

@@ -21,11 +21,9 @@
 // namespace with hosts around it (network.go), an API server (server.go), one agent, traffic, and some rounds.
 // Package worldgen generates the objects, which are changed to invalid and unusual ones at times
 // (objects.go). A round makes up to 25 steps. A step is a few changes of objects, or a fault (faults.go).
-// Half of the rounds have no fault that removes rules,
-// and in a third of the worlds (those whose seed 3 divides) no fault ends the agent. In
-// worlds with an even seed the first round begins when the agent has started, and there is a pause
-// after each step, so that a repetition has the same result, unless that depends on the order of
-// concurrent work.
+// Half of the rounds have no fault that removes rules, and in a third of the worlds (those whose seed 3 divides) no
+// fault ends the agent. In worlds with an even seed the first round begins when the agent has started, and there is a
+// pause after each step, so that a repetition has the same result, unless that depends on the order of concurrent work.
 //
 // # Traffic
 //
@@ -34,9 +32,8 @@
 // stay open and carry a line each second; chaos closes them itself before their endpoint is removed, as
 // a pod does when it ends. Some UDP sockets stay open, and the agent must move them away from
 // endpoints that are removed. The oracle (oracle.go) says which endpoints may answer, which client
-// address they see, what is refused and what gets no answer. A TCP
-// connection also counts as lost if it was established only after a retransmission, and one that
-// stays open if it breaks.
+// address they see, what is refused and what gets no answer. A TCP connection also counts as lost if it was established
+// only after a retransmission, and one that stays open if it breaks.
 //
 // A loss is excused, and counted, for two reasons. A fault had removed rules, and the round is not
 // over. Or the machine stalled, as package internal/testing/stall measures it: this excuses
@@ -56,8 +53,8 @@
 //
 // At the end of a world all Services are deleted. The kernel's lists must then not name any of them,
 // their addresses or endpoints (leftovers.go), and the agent may use only little more memory, goroutines and files
-// than after a restart. After SIGTERM and "nodeproxy run --cleanup" the kernel
-// must not name any object of the agent, and the agent's folder for temporary files must be empty.
+// than after a restart. After SIGTERM and "nodeproxy run --cleanup" the kernel must not name any object of the agent,
+// and the agent's folder for temporary files must be empty.
 //
 // In mode ipvs only connections that must be forwarded are judged.
 //

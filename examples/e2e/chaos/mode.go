@@ -139,6 +139,7 @@ func prepareSockets(w *world) error {
 	}
 	w.atEnd(func() { unix.Unmount(w.bpf, unix.MNT_DETACH) })
 	w.args = append(w.args, "--socket-lb-cgroup", cgroup)
-	w.command = append([]string{"unshare", "-m", "sh", "-c", `mount --make-rprivate / && mount --bind "$0" /sys/fs/bpf && exec "$@"`, w.bpf}, w.command...)
+	script := `mount --make-rprivate / && mount --bind "$0" /sys/fs/bpf && exec "$@"`
+	w.command = append([]string{"unshare", "-m", "sh", "-c", script, w.bpf}, w.command...)
 	return nil
 }

@@ -68,7 +68,8 @@ func newOracle(nodePorts string) (*oracle, error) {
 		return nil, err
 	}
 	if o.engine, err = ruleset.NewEngine(ruleset.Config{
-		Source: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(), LocalTraffic: ruleset.LocalTraffic{CIDRs: parse(netip.MustParsePrefix, strings.Split(clusterCIDRs, ",")...)},
+		Source: o.tracker, NodePortAddresses: addresses, Budget: ruleset.DefaultBudget(),
+		LocalTraffic: ruleset.LocalTraffic{CIDRs: parse(netip.MustParsePrefix, strings.Split(clusterCIDRs, ",")...)},
 	}); err != nil {
 		return nil, err
 	}
@@ -85,16 +86,12 @@ func (o *oracle) change(kind watch.EventType, obj object) {
 	deleted := kind == watch.Deleted
 	switch x := obj.(type) {
 	case *v1.Service:
-		if deleted {
+		if o.tracker.SetService(x); deleted {
 			o.tracker.DeleteService(id)
-		} else {
-			o.tracker.SetService(x)
 		}
 	case *discovery.EndpointSlice:
-		if deleted {
+		if o.tracker.SetSlice(x); deleted {
 			o.tracker.DeleteSlice(id)
-		} else {
-			o.tracker.SetSlice(x)
 		}
 		id.Name = x.Labels[discovery.LabelServiceName]
 	case *v1.Node:
@@ -120,7 +117,8 @@ func (o *oracle) change(kind watch.EventType, obj object) {
 func (o *oracle) publish(local []netip.Addr, setting int, changed ...types.NamespacedName) {
 	old := o.now()
 	recent := slices.Concat(old.recent, changed)
-	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: old.setting + setting, recent: recent[max(0, len(recent)-recentServices):]}
+	recent = recent[max(0, len(recent)-20):]
+	v := &version{Snapshot: o.engine.Snapshot(), local: local, setting: old.setting + setting, recent: recent}
 	old.next.Store(v)
 	o.latest.Store(v)
 }
@@ -141,11 +139,9 @@ func (o *oracle) until(v *version) (out []*version) {
 	return out
 }
 
-// recentServices is how many changes count as recent. Half of all connections go to their Services.
-const recentServices = 20
-
 // pick returns a random TCP or UDP destination: a frontend that a Service has, or had at the end of
-// the round before. Some have a port that is closed, or an address that no Service has.
+// the round before, half of them of Services that changed recently. Some have a port that is closed, or an address that
+// no Service has.
 func (o *oracle) pick(rng *rand.Rand) (t target, ok bool) {
 	v, recent := pick(rng, o.before.Load(), o.since(), o.now()), o.now().recent
 	list := v.Ports

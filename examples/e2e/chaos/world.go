@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log"
 	"math/rand/v2"
 	"net/http"
@@ -56,9 +55,6 @@ type world struct {
 	slowest       time.Duration
 }
 
-// maxSteps is the greatest number of steps of a round.
-const maxSteps = 25
-
 // runWorld runs one world, prints the result and returns the number of failures. The error is about the
 // test itself.
 func (o *options) runWorld(ctx context.Context, m *mode, seed uint64, out *log.Logger) (failures int, err error) {
@@ -99,10 +95,8 @@ func lines(list []string) (text string) {
 // open creates a world with its node, API server and agent, and starts the traffic. In worlds with an odd
 // seed, the first round begins while the agent starts. The caller must close the world, even after an error.
 func (o *options) open(ctx context.Context, m *mode, seed uint64) (w *world, err error) {
-	h := fnv.New64a()
-	h.Write([]byte(m.name))
 	w = &world{
-		o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, h.Sum64())), faults: slices.Concat(commonFaults, m.faults),
+		o: o, mode: m, seed: seed, rng: rand.New(rand.NewPCG(seed, uint64(slices.Index(modes, m)))), faults: slices.Concat(commonFaults, m.faults),
 		rec: &recorder{made: map[string]int{}}, server: newAPIServer(seed), stalls: stall.Start(),
 	}
 	w.atEnd(w.stalls.Stop)
@@ -162,8 +156,8 @@ func (w *world) close() {
 	}
 }
 
-// round makes some steps and judges the result. Faults remove rules in one round of two. In one world
-// of three, no fault ends the agent, so that its resource usage is that of a long life.
+// round makes some steps and judges the result. In worlds in which no fault ends the agent, its resource usage is that of
+// a long life.
 func (w *world) round(ctx context.Context) error {
 	w.rec.note("-- round %d", w.rounds+1)
 	without := effect(0)
@@ -178,7 +172,7 @@ func (w *world) round(ctx context.Context) error {
 		w.rec.note("delete all Services")
 		w.objects.deleteServices()
 	}
-	for range 1 + w.rng.IntN(maxSteps) {
+	for range 1 + w.rng.IntN(25) {
 		if err := w.step(faults); err != nil {
 			return err
 		}
@@ -279,12 +273,13 @@ func (w *world) keep() error {
 	if err := os.MkdirAll(w.o.dir, 0o755); err != nil {
 		return err
 	}
-	base := filepath.Join(w.o.dir, fmt.Sprintf("%s-%d", w.mode.name, w.seed))
 	log, err := os.ReadFile(w.log)
 	goroutines, _ := w.get(metricsAddr+"/debug/pprof/goroutine?debug=1", time.Minute) // none if the agent has ended
-	return errors.Join(err,
-		os.WriteFile(base+".goroutines", []byte(goroutines), 0o644),
-		os.WriteFile(base+".log", log, 0o644),
-		os.WriteFile(base+".steps", []byte(lines(w.rec.steps)), 0o644),
-		os.WriteFile(base+".json", encode(w.server.objects), 0o644))
+	for name, text := range map[string][]byte{
+		"log": log, "goroutines": []byte(goroutines), "steps": []byte(lines(w.rec.steps)), "json": encode(w.server.objects),
+	} {
+		file := fmt.Sprintf("%s-%d.%s", w.mode.name, w.seed, name)
+		err = errors.Join(err, os.WriteFile(filepath.Join(w.o.dir, file), text, 0o644))
+	}
+	return err
 }
