@@ -69,7 +69,11 @@ func ExplainCommand(p *cli.Program) *cobra.Command {
 // explain runs the verb explain. It compares the ruleset's verdict on a packet with the rules in
 // the kernel.
 func explain(ctx context.Context, p *cli.Program, flags *config.Flags, o explainOptions) error {
-	cfg, log, packet, err := packetArgs(p, flags, o.all)
+	destinations := 1
+	if o.all {
+		destinations = 0
+	}
+	cfg, log, packet, err := packetArgs(p, flags, destinations)
 	if err != nil {
 		return err
 	}
@@ -143,23 +147,15 @@ func (o explainOptions) ask(out io.Writer, w *objects.World, packet ruleset.Pack
 	return q, nil
 }
 
-// packetArgs returns what the command line of explain or trace has: flags and a destination, or
-// flags alone if none is set.
-func packetArgs(p *cli.Program, flags *config.Flags, none bool) (*config.Config, *slog.Logger, ruleset.Packet, error) {
-	var packet ruleset.Packet
-	n := 1
-	if none {
-		n = 0
-	}
-	cfg, err := cli.Configure(flags, n)
-	if err != nil {
+// packetArgs returns what the command line of a verb has: flags and n destinations, 1 or 0.
+func packetArgs(p *cli.Program, flags *config.Flags, n int) (cfg *config.Config, log *slog.Logger, packet ruleset.Packet, err error) {
+	if cfg, err = cli.Configure(flags, n); err != nil {
 		return nil, nil, packet, err
 	}
-	log, err := p.Logger(cfg.Effective, cfg.Gates, cfg.LogFile)
-	if err != nil {
+	if log, err = p.Logger(cfg.Effective, cfg.Gates, cfg.LogFile); err != nil {
 		return nil, nil, packet, err
 	}
-	if !none {
+	if n != 0 {
 		packet, err = parsePacket(flags.Arg(0))
 	}
 	return cfg, cli.Quiet(cfg, log), packet, err

@@ -275,12 +275,12 @@ type message struct {
 
 // parseMessage parses the attributes of a message about a table of a family.
 func parseMessage(family uint8, attrs []byte) message {
-	get := func(typ uint16) []byte { return attribute(attrs, typ) }
+	get := func(path ...uint16) []byte { return attribute(attrs, path...) }
 	m := message{
 		step:    step{family, nfnl.String(get(unix.NFTA_TRACE_TABLE)), nfnl.String(get(unix.NFTA_TRACE_CHAIN)), nfnl.Uint64(get(unix.NFTA_TRACE_RULE_HANDLE))},
 		id:      nfnl.Uint32(get(unix.NFTA_TRACE_ID)),
 		policy:  nfnl.Uint32(get(unix.NFTA_TRACE_TYPE)) == unix.NFT_TRACETYPE_POLICY,
-		verdict: nfnl.Uint32(attribute(get(unix.NFTA_TRACE_VERDICT), unix.NFTA_VERDICT_CODE)),
+		verdict: nfnl.Uint32(get(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE)),
 		in:      nfnl.Uint32(get(unix.NFTA_TRACE_IIF)),
 		out:     nfnl.Uint32(get(unix.NFTA_TRACE_OIF)),
 	}

@@ -54,7 +54,7 @@ func RenderCommand(p *cli.Program) *cobra.Command {
 
 // render runs the verb render.
 func render(ctx context.Context, p *cli.Program, flags *config.Flags, diff string) error {
-	cfg, log, _, err := packetArgs(p, flags, true)
+	cfg, log, _, err := packetArgs(p, flags, 0)
 	if err != nil {
 		return err
 	}

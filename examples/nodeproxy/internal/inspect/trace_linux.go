@@ -73,7 +73,7 @@ func TraceCommand(p *cli.Program) *cobra.Command {
 
 // trace runs the verb trace.
 func (t *tracing) trace(ctx context.Context, p *cli.Program, flags *config.Flags) error {
-	cfg, log, packet, err := packetArgs(p, flags, false)
+	cfg, log, packet, err := packetArgs(p, flags, 1)
 	if err != nil {
 		return err
 	}

@@ -159,23 +159,23 @@ func (s step) rejects() (rejects bool) {
 	request = nfnl.AppendUint64(request, unix.NFTA_RULE_HANDLE, s.rule)
 	err = conn.Get(unix.NFT_MSG_GETRULE, s.family, false, request, func(rule []byte) error {
 		for _, expression := range nfnl.Attributes(attribute(rule, unix.NFTA_RULE_EXPRESSIONS)) {
-			switch nfnl.String(attribute(expression, unix.NFTA_EXPR_NAME)) {
-			case "reject":
-				rejects = true
-			case "target":
-				target := attribute(attribute(expression, unix.NFTA_EXPR_DATA), unix.NFTA_TARGET_NAME)
-				rejects = rejects || nfnl.String(target) == "REJECT"
+			name := nfnl.String(attribute(expression, unix.NFTA_EXPR_NAME))
+			if name == "target" { // of iptables
+				name = nfnl.String(attribute(expression, unix.NFTA_EXPR_DATA, unix.NFTA_TARGET_NAME))
 			}
+			rejects = rejects || name == "reject" || name == "REJECT"
 		}
 		return nil
 	})
 	return rejects && err == nil
 }
 
-// attribute returns the value of an attribute, or nil.
-func attribute(attrs []byte, attr uint16) []byte {
+// attribute returns the value of an attribute, or nil. path has the attributes that contain it, and then its own type.
+func attribute(attrs []byte, path ...uint16) []byte {
 	for typ, value := range nfnl.Attributes(attrs) {
-		if typ == attr {
+		if typ == path[0] && len(path) > 1 {
+			return attribute(value, path[1:]...)
+		} else if typ == path[0] {
 			return value
 		}
 	}
