@@ -266,6 +266,28 @@ func TestSilentWatchIsReplaced(t *testing.T) {
 	})
 }
 
+// TestResourceForbiddenForAMomentIsFollowedSoon reads ServiceCIDRs from an API server that forbids them once, as it may
+// while it starts: only a resource that was never readable is absent for ten minutes.
+func TestResourceForbiddenForAMomentIsFollowedSoon(t *testing.T) {
+	var watches atomic.Int64
+	s := &pacedServer{answer: func(w http.ResponseWriter, r *http.Request, watch bool) bool {
+		if !watch || !strings.HasSuffix(r.URL.Path, "/servicecidrs") {
+			return false
+		}
+		n := watches.Add(1)
+		if n == 2 {
+			answer(w, http.StatusForbidden, "Forbidden")
+		}
+		return n <= 2 // the first one ends
+	}}
+	s.follow(t, func(t *testing.T) {
+		time.Sleep(20 * time.Second)
+		if n := watches.Load(); n != 3 {
+			t.Errorf("%d watches in 20 s, want 3", n)
+		}
+	})
+}
+
 // TestRetryAfterIsBounded receives one answer that asks to come back after two minutes.
 func TestRetryAfterIsBounded(t *testing.T) {
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {

@@ -323,6 +323,9 @@ func (t *takeOver) wantsMarker(ctx context.Context) bool {
 			return true
 		}
 	}
+	if err != nil && ctx.Err() == nil {
+		t.a.Log.Warn("cannot look for the tables of kube-proxy: none is kept for programs that look for them", "error", err)
+	}
 	return len(marked) != 0 || t.a.Config.KubeProxyTable == config.TableAlways
 }
 
