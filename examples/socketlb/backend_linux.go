@@ -428,23 +428,3 @@ func (b *Backend) writeAddresses() error {
 	}
 	return nil
 }
-
-// Counters returns the numbers of translated connections.
-func (b *Backend) Counters() (Counters, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return Counters{}, errClosed
-	}
-	var sums [counterCount]uint64
-	for i := range sums {
-		var each []uint64
-		if err := b.maps["counters"].Lookup(uint32(i), &each); err != nil {
-			return Counters{}, fmt.Errorf("socketlb: cannot read the counters: %w", err)
-		}
-		for _, n := range each {
-			sums[i] += n
-		}
-	}
-	return Counters{Node: sums[counterNode], Pods: sums[counterPods]}, nil
-}

@@ -133,7 +133,7 @@ func benchWays(b testing.TB, services int) []way {
 	own, last := "10.244.1.2", vip(services)
 	b.Cleanup(func() {
 		_, all := b.(*testing.B) // a test may use one way alone
-		if n, err := sockets.Counters(); err != nil || all && n.Pods == 0 || n.Node != 0 {
+		if n, err := countersOf(sockets); err != nil || all && n.Pods == 0 || n.Node != 0 {
 			b.Errorf("counters: %+v, %v", n, err)
 		}
 	})

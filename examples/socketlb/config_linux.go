@@ -45,13 +45,6 @@ type Config struct {
 	endpoints, connections, clients int
 }
 
-// Counters counts connections since the maps were created.
-type Counters struct {
-	// Node counts the translated connections of processes in the node's own network
-	// namespace, and Pods the translated connections of other processes.
-	Node, Pods uint64
-}
-
 const (
 	maxFrontends = 1 << 16
 	maxAddresses = 1 << 14

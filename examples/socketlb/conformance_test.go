@@ -64,7 +64,7 @@ func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
 	tb.Cleanup(func() { behind.Close() })
 	b := must.Get(New(tb.Context(), c))(tb)
 	tb.Cleanup(func() {
-		n, err := b.Counters()
+		n, err := countersOf(b)
 		if err != nil {
 			tb.Error(err)
 		}

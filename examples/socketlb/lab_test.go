@@ -184,9 +184,19 @@ func (l *lab) frontends() int {
 	return len(must.Get(readMap[frontendKey, frontendValue](l.backend.maps["frontends"]))(l))
 }
 
-func (l *lab) counters() Counters {
+func (l *lab) counters() connections {
 	l.Helper()
-	return must.Get(l.backend.Counters())(l)
+	return must.Get(countersOf(l.backend))(l)
+}
+
+// countersOf returns the sums over all Services.
+func countersOf(b *Backend) (sum connections, err error) {
+	all, err := readConnections(b.maps[connectionsFile])
+	for _, n := range all {
+		sum.Node += n.Node
+		sum.Pods += n.Pods
+	}
+	return sum, err
 }
 
 // reaches connects and returns how often each endpoint was reached.

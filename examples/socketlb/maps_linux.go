@@ -156,12 +156,11 @@ type address struct {
 	Family            [4]byte
 }
 
-// The keys of counters.
-const (
-	counterNode = iota
-	counterPods
-	counterCount
-)
+// connections holds the numbers of translated connections of processes in the node's own network namespace and of
+// others.
+type connections struct {
+	Node, Pods uint64
+}
 
 // bpfMaps holds the maps by their names in programs.c, which are those of their files.
 type bpfMaps map[string]*ebpf.Map
@@ -180,8 +179,7 @@ func (c *Config) entries() map[string]uint32 {
 		// The number of flows of each network namespace, by a hash of its cookie. The size depends on that
 		// of flows: if flows must be replaced, so must the numbers.
 		"namespaces":    uint32(maxNamespaces + c.connections),
-		connectionsFile: maxFrontends, // serviceID -> number of translated connections
-		"counters":      counterCount, // counterNode or counterPods -> number of translated connections
+		connectionsFile: maxFrontends, // serviceID -> connections
 	}
 }
 

@@ -18,8 +18,6 @@ char LICENSE[] SEC("license") = "Apache-2.0";
 enum {
 	FLOWS_OF_SOCKET = 8, // the most flows of a socket: a program looks at all of them
 	FLOW_MEMBER = 0,     // the target of a member that is not one of a pool
-	COUNTER_NODE = 0,
-	COUNTER_PODS = 1,
 	CONNECTED = 1, // the state of a connected socket, of UDP, too (TCP_ESTABLISHED)
 };
 
@@ -86,6 +84,10 @@ struct flow_key {
 	__u32 number, pad;
 };
 
+struct connections {
+	__u64 node, pods;
+};
+
 // MAP declares a map. maps_linux.go sets the number of entries.
 #define MAP(name, kind, k, v, flags) \
 	struct { \
@@ -105,8 +107,7 @@ MAP(recent, BPF_MAP_TYPE_ARRAY, __u32, struct recent, 0);
 MAP(peers, BPF_MAP_TYPE_HASH, __u64, struct peer, 0);
 MAP(flows, BPF_MAP_TYPE_HASH, struct flow_key, struct peer, 0);
 MAP(namespaces, BPF_MAP_TYPE_ARRAY, __u32, __u64, 0);
-MAP(connections, BPF_MAP_TYPE_PERCPU_HASH, __u64, __u64, BPF_F_NO_PREALLOC);
-MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 0);
+MAP(connections, BPF_MAP_TYPE_PERCPU_HASH, __u64, struct connections, BPF_F_NO_PREALLOC);
 
 #define inline static __always_inline
 
@@ -167,7 +168,6 @@ inline struct frontend *find_frontend(const struct endpoint *to)
 struct choice {
 	struct frontend *frontend;
 	struct pool pool;
-	__u32 counter;
 	struct client_key client;
 };
 
@@ -180,11 +180,9 @@ inline bool choose_pool(struct bpf_sock_addr *ctx, bool v6, const struct endpoin
 		return false;
 	c->client.service = c->frontend->service;
 	c->client.netns = bpf_get_netns_cookie(ctx);
-	c->counter = COUNTER_PODS;
 	c->pool = c->frontend->pods;
 	if (c->client.netns != host)
 		return c->pool.size != 0;
-	c->counter = COUNTER_NODE;
 	c->pool = c->frontend->node;
 	struct bpf_sock *sk = ctx->sk;
 	if (!sk)
@@ -244,14 +242,13 @@ inline bool choose_endpoint(const struct choice *c, struct endpoint *out)
 
 inline void count(const struct choice *c)
 {
-	__u64 *n = bpf_map_lookup_elem(&counters, &c->counter);
-	if (n)
-		(*n)++;
-	n = bpf_map_lookup_elem(&connections, &c->client.service);
+	bool own = c->client.netns == host;
+	struct connections *n = bpf_map_lookup_elem(&connections, &c->client.service);
 	if (n) {
-		(*n)++;
+		n->node += own;
+		n->pods += !own;
 	} else {
-		__u64 first = 1;
+		struct connections first = {.node = own, .pods = !own};
 		bpf_map_update_elem(&connections, &c->client.service, &first, BPF_ANY);
 	}
 }

@@ -170,7 +170,7 @@ func TestConnectionsOutsideTheCgroupAreLeftAlone(t *testing.T) {
 		t.Errorf("connected to %s", c.RemoteAddr())
 		c.Close()
 	}
-	if n := l.counters(); n != (Counters{}) {
+	if n := l.counters(); n != (connections{}) {
 		t.Errorf("counters are %+v", n)
 	}
 }

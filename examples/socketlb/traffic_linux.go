@@ -69,24 +69,26 @@ func traffic(m *ebpf.Map, services iter.Seq[tracker.Key]) (*dataplane.Traffic, e
 	}
 	out := &dataplane.Traffic{Known: dataplane.CountsConnections, Services: map[tracker.Key]dataplane.Counters{}}
 	for k := range services {
-		if n := counted[idOf(k)]; n != 0 {
-			out.Services[k] = dataplane.Counters{Connections: n}
+		if n := counted[idOf(k)]; n != (connections{}) {
+			out.Services[k] = dataplane.Counters{Connections: n.Node + n.Pods}
 		}
 	}
 	return out, nil
 }
 
 // readConnections returns the connections of each Service port, over all processors.
-func readConnections(m *ebpf.Map) (map[serviceID]uint64, error) {
-	out := map[serviceID]uint64{}
+func readConnections(m *ebpf.Map) (map[serviceID]connections, error) {
+	out := map[serviceID]connections{}
 	var id serviceID
-	var each []uint64
+	var each []connections
 	entries := m.Iterate()
 	for entries.Next(&id, &each) {
-		out[id] = 0
+		var sum connections
 		for _, n := range each {
-			out[id] += n
+			sum.Node += n.Node
+			sum.Pods += n.Pods
 		}
+		out[id] = sum
 	}
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", err)

@@ -323,8 +323,15 @@ func (t *tour) answers(ctx context.Context) error {
 			}
 		}
 		if v.from == t.Pod1 && t.sockets != nil {
-			n, err := t.sockets.backend.Counters()
-			t.expect(err == nil && n.Pods == 2*connections, "%d connections of pods were translated at the socket", n.Pods)
+			traffic, err := t.sockets.backend.Traffic(ctx)
+			if err != nil {
+				return err
+			}
+			n := uint64(0)
+			for _, c := range traffic.Services {
+				n += c.Connections
+			}
+			t.expect(n == 2*connections, "%d connections of pods were translated at the socket", n)
 		}
 	}
 	return nil
