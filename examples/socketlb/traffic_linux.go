@@ -109,7 +109,8 @@ func (b *Backend) namesTable() *driver.Table[serviceID, tracker.Key] {
 				}
 			}, err
 		},
-		Put: func(serviceID, tracker.Key) error { return nil }, // the programs add the counters
+		Put:   func(serviceID, tracker.Key) error { return nil }, // the programs add the counters
+		Equal: func(a, b tracker.Key) bool { return a == b },
 		Delete: func(id serviceID) error {
 			if err := b.maps[connectionsFile].Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err

@@ -34,11 +34,11 @@ type Backend struct {
 
 // New returns a Backend. It calls [Probe], and writes nothing.
 func New(ctx context.Context, c Config) (*Backend, error) {
-	c, err := c.withDefaults()
+	c, err := c.withDefaults(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.probe(ctx); err != nil {
+	if err := c.probe(); err != nil {
 		return nil, err
 	}
 	b := &Backend{config: c, complaints: complaint.NewLog(c.Log)}

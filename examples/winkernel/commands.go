@@ -29,10 +29,7 @@ func Cleanup(ctx context.Context, c Config) error {
 
 // inspect returns the state of the service.
 func (c Config) inspect(ctx context.Context) (*state, error) {
-	c, err := c.withDefaults()
-	if err == nil {
-		err = ctx.Err()
-	}
+	c, err := c.withDefaults(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -68,8 +68,8 @@ func (c *Config) failed(w string, lb LoadBalancer, err error) error {
 }
 
 // withDefaults returns c with defaults for fields that are not set. Its error wraps
-// [ruleset.ErrConfig].
-func (c Config) withDefaults() (Config, error) {
+// [ruleset.ErrConfig] or is ctx's.
+func (c Config) withDefaults(ctx context.Context) (Config, error) {
 	invalid := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("winkernel: %w: "+format, append([]any{ruleset.ErrConfig}, args...)...)
 	}
@@ -99,7 +99,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return c, nil
+	return c, ctx.Err()
 }
 
 // forNetwork returns an error if the configuration does not suit the network.
@@ -162,10 +162,7 @@ func Probe(ctx context.Context, c Config) error {
 	return b.Close()
 }
 
-func (c *Config) probe(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+func (c *Config) probe() error {
 	n, err := c.readNetwork()
 	if err != nil {
 		return err
