@@ -56,7 +56,7 @@ type apiServer struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	objects map[resource]map[string]object
-	// log holds the changes in order. Their number is the resource version; 0 is none.
+	// log holds the changes in order. The number of a change, from 1, is its resource version.
 	log []change
 	// changed is closed at the next change.
 	changed chan struct{}
